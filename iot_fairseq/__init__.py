@@ -1,0 +1,15 @@
+"""Transformers whose structure adapts to the input, as a fairseq plugin.
+
+Importing this package registers its model, criterion and task with fairseq and makes fairseq's
+checkpoints load under torch's safe loading.
+"""
+
+from . import checkpoints
+
+checkpoints.heal_fairseq()
+
+from . import criterion, model, task  # noqa: E402, F401  (they register themselves)
+from .model import IotTransformerModel  # noqa: E402
+
+__version__ = "0.1.0"
+__all__ = ["IotTransformerModel"]

@@ -1,0 +1,58 @@
+"""Sublayer orders: what they are called, how users write them (IOT, section 3; no torch here).
+
+A decoder block holds three sublayers, each named by a letter: ``s`` causal self-attention,
+``c`` encoder-decoder attention, ``f`` feed-forward. An *order* is a string of these letters, the
+first applied first; it holds for every block of the stack.
+"""
+
+# The position of an order in this tuple is its number in the released IOT code.
+DECODER_ORDERS: tuple[str, ...] = ("scf", "fsc", "cfs", "csf", "sfc", "fcs")
+
+STOCK_DECODER_ORDER = "scf"
+
+
+def parse_order(text: str, flag: str) -> str:
+    """Read one decoder order.
+
+    Args:
+        text: letters (``"csf"``) or the number of the released code (``"3"``).
+        flag: the option it came from, for the error message.
+
+    Returns:
+        The order as letters.
+
+    Raises:
+        ValueError: the text names no decoder order.
+    """
+    name = str(text).strip().lower()
+    if name in DECODER_ORDERS:
+        return name
+    if name.isdecimal() and int(name) < len(DECODER_ORDERS):
+        return DECODER_ORDERS[int(name)]
+    known = ", ".join(f"{order} ({number})" for number, order in enumerate(DECODER_ORDERS))
+    raise ValueError(f"{flag} must name decoder orders out of {known}, but has {text!r} instead")
+
+
+def parse_orders(text: str, flag: str = "--iot-decoder-orders") -> tuple[str, ...]:
+    """Read a comma-separated list of distinct decoder orders.
+
+    Args:
+        text: for example ``"scf,csf,fcs"``, or ``"0,3,5"``, which is the same.
+        flag: the option it came from, for the error message.
+
+    Returns:
+        The orders as letters, in the sequence given.
+
+    Raises:
+        ValueError: the list is empty, names an unknown order, or names one twice.
+    """
+    items = [item for item in str(text).replace(" ", ",").split(",") if item]
+    if not items:
+        raise ValueError(f"{flag} must name at least one decoder order, but is {text!r} instead")
+    orders = tuple(parse_order(item, flag) for item in items)
+    twice = sorted({order for order in orders if orders.count(order) > 1})
+    if twice:
+        raise ValueError(
+            f"{flag} must name each order once, but names {', '.join(twice)} again in {text!r}"
+        )
+    return orders

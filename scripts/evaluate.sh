@@ -1,0 +1,96 @@
+#!/usr/bin/env bash
+# Translates a test set with a trained model and prints what the translation is worth.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/evaluate.sh RUN DATA [options] [-- FAIRSEQ-GENERATE-FLAG...]
+
+Translates a set of DATA (binarised) by beam search and prints BLEU with sacreBLEU's
+signature; for IOT also the share of each order and the regret. RUN is a checkpoint, or a
+folder of checkpoints, of which the best by validation loss is taken.
+
+  --subset NAME   set of the data                      (default test)
+  --out DIR       logs and report                      (default RUN/evaluation)
+  --beam N        beam size                            (default 5)
+  --kinds FILE    kind of each sentence, for BLEU per kind
+  --examples N    translations to show                 (default 0)
+  -h, --help      this text
+
+Subword marks (sentencepiece or subword-nmt) are recognised by the dictionary and removed. A
+plain reference beside DATA (DATA/../NAME.LANGUAGE, as the prepare scripts for sentencepiece
+leave it) is used; else the reference is read back from the binarised data.
+TEXT
+}
+
+subset=test out="" beam=5 examples=0 kinds="" extra=() names=()
+while (($#)); do
+    case "$1" in
+        -h | --help) usage && exit 0 ;;
+        --subset | --out | --beam | --kinds | --examples)
+            (($# > 1)) || die "$1 needs a value"
+            printf -v "${1#--}" '%s' "$2"
+            shift
+            ;;
+        --)
+            shift
+            extra=("$@")
+            break
+            ;;
+        -*) die "unknown option '$1' (see --help)" ;;
+        *) names+=("$1") ;;
+    esac
+    shift
+done
+((${#names[@]} == 2)) || die "give RUN and DATA (see --help)"
+run="${names[0]}" data="${names[1]%/}"
+checkpoint="$run"
+[[ -d "$run" ]] && checkpoint="$run/checkpoint_best.pt"
+[[ -f "$checkpoint" ]] || die "RUN must be a checkpoint or a folder with one, but there is no $checkpoint"
+index="$(compgen -G "$data/$subset.*-*.*.idx" | head -n 1)" ||
+    die "DATA must be binarised data with the set $subset, but $data is not"
+pair="$(basename "$index" | cut -d. -f2)"
+target="${pair#*-}"
+out="${out:-$(dirname "$checkpoint")/evaluation}"
+choose_python
+need_modules fairseq sacrebleu
+mkdir -p "$out"
+
+# How the text was prepared: sentencepiece on plain text, subword-nmt on Moses tokens, or words.
+post=() scoring=()
+if grep -q '^▁' "$data/dict.$target.txt"; then
+    post=(--post-process sentencepiece)
+    plain="$(dirname "$data")/$subset.$target"
+    [[ -f "$plain" ]] && scoring=(--reference "$plain")
+elif grep -q '^[^ ]*@@ ' "$data/dict.$target.txt"; then
+    post=(--post-process subword_nmt)
+    need_modules sacremoses
+    scoring=(--tokenised)
+fi
+[[ -n "$kinds" ]] && scoring+=(--kinds "$kinds")
+
+# fairseq COMMAND LOG TITLE FLAG...: LOG is whole whenever it exists.
+fairseq() {
+    local command="$1" log="$2" title="$3"
+    shift 3
+    rm -f "$log.new"
+    "$PYTHON" "$ROOT/scripts/progress.py" --title "$title" --log "$log.new" -- \
+        "$PYTHON" -m "fairseq_cli.$command" "$data" --user-dir "$ROOT/iot_fairseq" \
+        --path "$checkpoint" --batch-size 128 --log-format json "$@"
+    mv "$log.new" "$log"
+}
+
+# Both systems are decoded by our task, which never drops a sentence.
+fairseq generate "$out/generate-$subset.txt" "Translating $subset" --task iot_translation \
+    --gen-subset "$subset" --beam "$beam" "${post[@]}" "${extra[@]}"
+fairseq validate "$out/validate-$subset.log" "Loss on $subset" --task iot_translation \
+    --valid-subset "$subset"
+
+"$PYTHON" "$ROOT/scripts/evaluate.py" "$out/generate-$subset.txt" --data "$data" \
+    --checkpoint "$checkpoint" --subset "$subset" --language "$target" \
+    --validation "$out/validate-$subset.log" --examples "$examples" "${scoring[@]}" \
+    >"$out/report-$subset.new" 2>"$out/report.log" ||
+    die "$(tail -n 20 "$out/report.log")"
+mv "$out/report-$subset.new" "$out/report-$subset.txt"
+cat "$out/report-$subset.txt"

@@ -1,0 +1,137 @@
+# shellcheck shell=bash
+# Training and evaluating one system, the stock Transformer (baseline) or IOT, by one recipe.
+# Sourced by the train scripts, which set
+#
+#     NAME      name of the experiment; a run goes to runs/NAME-SYSTEM
+#     DATA      default folder of binarised data
+#     ARCH      the stock architecture; IOT takes iot_$ARCH
+#     RECIPE    array: the fairseq-train flags that both systems share
+#     BUDGET    array: how long to train, --max-epoch N or --max-update N
+#     EVALUATION  array, may be empty: options for evaluate.sh
+#
+# and then call train_main "$@".
+
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+SYSTEM="" OUT="" SEED=1 ORDERS=0,3,5 DRY_RUN="" EXTRA=() EVALUATION=()
+
+usage() {
+    cat <<TEXT
+usage: scripts/train-$NAME.sh baseline|iot [options] [-- FAIRSEQ-TRAIN-FLAG...]
+
+Trains the stock Transformer (baseline) or IOT by the same recipe, then translates the test
+set and prints BLEU with sacreBLEU's signature; for IOT also the share of each order and the
+regret. A killed run goes on from its last checkpoint; a finished one is only evaluated.
+
+  --data DIR      binarised data                 (default ${DATA#"$ROOT"/})
+  --out DIR       checkpoints, logs and results  (default runs/$NAME-SYSTEM)
+  --seed N        seed of the run                (default $SEED)
+  --orders LIST   decoder orders of IOT          (default $ORDERS)
+  --dry-run       print the training command and stop
+  -h, --help      this text
+TEXT
+}
+
+# Reads the command line into SYSTEM, DATA, OUT, SEED, ORDERS, DRY_RUN and EXTRA.
+read_options() {
+    while (($#)); do
+        case "$1" in
+            -h | --help) usage && exit 0 ;;
+            baseline | iot) SYSTEM="$1" ;;
+            --dry-run) DRY_RUN=1 ;;
+            --data | --out | --seed | --orders)
+                (($# > 1)) || die "$1 needs a value"
+                case "$1" in
+                    --data) DATA="$2" ;;
+                    --out) OUT="$2" ;;
+                    --seed) SEED="$2" ;;
+                    --orders) ORDERS="$2" ;;
+                esac
+                shift
+                ;;
+            --)
+                shift
+                EXTRA=("$@")
+                break
+                ;;
+            *) die "unknown argument '$1' (see --help)" ;;
+        esac
+        shift
+    done
+    [[ -n "$SYSTEM" ]] || die "the first argument must be the system: baseline or iot (see --help)"
+    OUT="${OUT:-$ROOT/runs/$NAME-$SYSTEM}"
+}
+
+# SYSTEM_FLAGS: all in which the two systems differ. IOT's are the paper's recipe.
+set_system_flags() {
+    if [[ "$SYSTEM" == baseline ]]; then
+        SYSTEM_FLAGS=(--task iot_translation --arch "$ARCH" --criterion label_smoothed_cross_entropy)
+    else
+        SYSTEM_FLAGS=(--task iot_translation --arch "iot_$ARCH"
+            --criterion iot_label_smoothed_cross_entropy --iot-decoder-orders "$ORDERS"
+            --iot-tau-max 20 --iot-tau-min 2 --iot-tau-decay 0 --iot-tau-update-freq 5000
+            --iot-clamp 0.05 --iot-exploration 0.1 --iot-exploitation 0.01)
+    fi
+}
+
+# COMMAND: the whole training. The baseline imports the package too: that is what makes
+# fairseq load checkpoints under today's torch.
+set_command() {
+    set_system_flags
+    COMMAND=("$PYTHON" -m fairseq_cli.train "$DATA" --user-dir "$ROOT/iot_fairseq"
+        --save-dir "$OUT" --seed "$SEED" --no-epoch-checkpoints --log-format json --log-interval 50
+        "${SYSTEM_FLAGS[@]}" "${RECIPE[@]}" "${BUDGET[@]}" "${EXTRA[@]}")
+}
+
+# The value that FLAG has in COMMAND, where the last one counts.
+value_of() {
+    local i value=""
+    for ((i = 0; i < ${#COMMAND[@]}; i++)); do
+        [[ "${COMMAND[i]}" == "$1" ]] && value="${COMMAND[i + 1]-}"
+    done
+    printf '%s' "$value"
+}
+
+# A folder holds one run: going on with other settings would mix two.
+check_settings() {
+    local file="$OUT/settings.txt"
+    # The first eight words are paths, which may move.
+    printf '%s\n' "${COMMAND[@]:8}" >"$file.new"
+    if [[ -e "$file" ]] && ! cmp -s "$file" "$file.new"; then
+        die "$OUT holds a run with other settings (compare settings.txt and settings.txt.new" \
+            "there): give another folder with --out"
+    fi
+    mv "$file.new" "$file"
+}
+
+train() {
+    local epochs updates
+    if [[ -e "$OUT/finished" ]]; then
+        say "Trained before, kept: $OUT (remove the folder to train again)"
+        return
+    fi
+    [[ -e "$OUT/checkpoint_last.pt" ]] && say "Going on from $OUT/checkpoint_last.pt"
+    epochs="$(value_of --max-epoch)" updates="$(value_of --max-update)"
+    "$PYTHON" "$ROOT/scripts/progress.py" --title "Training $NAME-$SYSTEM" --log "$OUT/train.log" \
+        ${epochs:+--epochs "$epochs"} ${updates:+--updates "$updates"} -- "${COMMAND[@]}"
+    touch "$OUT/finished"
+}
+
+train_main() {
+    read_options "$@"
+    choose_python
+    set_command
+    if [[ -n "$DRY_RUN" ]]; then
+        printf '%q ' "${COMMAND[@]}"
+        echo
+        return
+    fi
+    need_modules fairseq sacrebleu
+    compgen -G "$DATA/dict.*.txt" >/dev/null ||
+        die "--data must be a folder written by fairseq-preprocess, but $DATA is not" \
+            "(run scripts/prepare-$NAME.sh)"
+    lock_folder "$OUT"
+    check_settings
+    train
+    "$ROOT/scripts/evaluate.sh" "$OUT" "$DATA" "${EVALUATION[@]}"
+}

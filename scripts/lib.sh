@@ -1,0 +1,137 @@
+# shellcheck shell=bash
+# Functions shared by the scripts of this folder. Source it, do not run it:
+#
+#     source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+#
+# It sets ROOT (the project's folder, absolute) and defines
+#
+#     say / warn / die         messages; die ends the script with status 1
+#     choose_python            sets PYTHON, the interpreter of every command
+#     need_modules NAME...     stops unless PYTHON can import all of them
+#     lock_folder DIR          one run at a time in DIR, also after a kill
+#     step NAME KEY FILE... -- CMD...
+#                              runs CMD unless an earlier run has finished it
+#     run_quietly LOG CMD...   CMD's output goes to LOG, its end is shown on failure
+#     fetch URL FILE [HINT]    downloads whole files only
+#     binarise SRC TGT TEXT BIN
+#                              fairseq-preprocess with a joined dictionary
+
+ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+
+say() { printf '%s\n' "$*"; }
+warn() { printf '%s: %s\n' "$(basename "$0")" "$*" >&2; }
+die() {
+    warn "$*"
+    exit 1
+}
+
+# IOT_PYTHON wins, then PYTHON or an active environment; a project's own .venv
+# comes before the system's interpreter, which seldom holds fairseq.
+choose_python() {
+    if [[ -n "${IOT_PYTHON:-}" ]]; then
+        PYTHON="$IOT_PYTHON"
+    elif [[ -z "${PYTHON:-}" ]]; then
+        PYTHON=python3
+        if [[ -z "${VIRTUAL_ENV:-}${CONDA_PREFIX:-}" && -x "$ROOT/.venv/bin/python" ]]; then
+            PYTHON="$ROOT/.venv/bin/python"
+        fi
+    fi
+    command -v "$PYTHON" >/dev/null || die "no Python interpreter '$PYTHON'"
+}
+
+# Looks without importing: torch alone takes seconds to import.
+need_modules() {
+    local missing
+    missing="$("$PYTHON" - "$@" <<'PY'
+import importlib.util, sys
+
+print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
+PY
+    )" || die "'$PYTHON' does not run"
+    [[ -z "$missing" ]] || die "'$PYTHON' lacks: $missing (install the project with" \
+        "pip install -e '.[recipes]' in $ROOT, or set IOT_PYTHON)"
+}
+
+# The lock belongs to the open file, which all processes of the run inherit: after a
+# kill it goes with the last of them, so none still writes when the next run starts.
+lock_folder() {
+    mkdir -p "$1" || die "cannot create the folder $1"
+    exec 9>"$1/.lock" || die "cannot write in $1"
+    if command -v flock >/dev/null; then
+        flock -n 9 || { say "waiting for another run in $1" && flock 9; }
+    fi
+}
+
+# A finished step leaves the stamp $STEPS/NAME.done, holding KEY (all that decides the
+# result). It is skipped when the stamp holds the same KEY, every FILE of the result is
+# there, and the step before it has not been done again since. CMD must write under a
+# temporary name and move what is whole: then a kill, at any time, costs one step.
+STEP_BEFORE=""
+step() {
+    local name="$1" key="$2" stamp="$STEPS/$1.done" whole=1
+    shift 2
+    [[ -f "$stamp" && "$(<"$stamp")" == "$key" ]] || whole=""
+    [[ -z "$STEP_BEFORE" || ! "$stamp" -ot "$STEP_BEFORE" ]] || whole=""
+    while [[ "$1" != -- ]]; do
+        [[ -e "$1" ]] || whole=""
+        shift
+    done
+    shift
+    if [[ -n "$whole" ]]; then
+        say "$name: done before, kept"
+    else
+        rm -f "$stamp"
+        say "$name ..."
+        "$@"
+        printf '%s\n' "$key" >"$stamp.tmp"
+        mv "$stamp.tmp" "$stamp"
+    fi
+    STEP_BEFORE="$stamp"
+}
+
+run_quietly() {
+    local log="$1"
+    shift
+    "$@" >"$log" 2>&1 || {
+        tail -n 15 "$log" >&2
+        die "'$*' failed; its whole output is in $log"
+    }
+}
+
+# Stops the script, with HINT after the error, where the file cannot be had whole.
+fetch() {
+    local url="$1" file="$2" hint="${3:-}" error
+    error="$("$PYTHON" - "$url" "$file.part" <<'PY'
+import http.client, shutil, sys, urllib.request
+
+from tqdm import tqdm
+
+url, part = sys.argv[1:]
+try:
+    with urllib.request.urlopen(url, timeout=60) as answer, open(part, "wb") as out:
+        size = int(answer.headers.get("Content-Length", 0)) or None
+        with tqdm.wrapattr(answer, "read", total=size, disable=None) as source:
+            shutil.copyfileobj(source, out)
+        if size and out.tell() != size:
+            raise OSError(f"the connection ended after {out.tell()} of {size} bytes")
+except (OSError, ValueError, http.client.HTTPException) as error:
+    print(error)
+    sys.exit(1)
+PY
+    )" || {
+        rm -f "$file.part"
+        die "cannot download $url: ${error:-no reason given}${hint:+; $hint}"
+    }
+    mv "$file.part" "$file"
+}
+
+# Reads TEXT/{train,valid,test}.{SRC,TGT}; BIN appears when it is whole.
+binarise() {
+    local source="$1" target="$2" text="$3" bin="$4"
+    rm -rf "$bin.tmp" "$bin"
+    run_quietly "$STEPS/preprocess.log" "$PYTHON" -m fairseq_cli.preprocess \
+        --source-lang "$source" --target-lang "$target" --joined-dictionary \
+        --trainpref "$text/train" --validpref "$text/valid" --testpref "$text/test" \
+        --destdir "$bin.tmp"
+    mv "$bin.tmp" "$bin"
+}

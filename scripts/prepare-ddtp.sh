@@ -1,0 +1,135 @@
+#!/usr/bin/env bash
+# Builds a parallel corpus LANG-English from Debian's translated package
+# descriptions, cut into sentencepieces and binarised for fairseq.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+usage() {
+    cat <<'TEXT'
+usage: scripts/prepare-ddtp.sh [options] LANG [OUT]
+
+Fetches Debian's package descriptions in English and in LANG (de, fr, ja, pt_BR,
+...) with apt, as an ordinary user and in a folder of its own, and writes to OUT
+(data/ddtp-LANG-en of this project unless given):
+
+  train.LANG train.en   aligned sentences; valid and test likewise
+  spm.model             joint sentencepiece BPE, trained on the training set
+  bin/                  the same text for fairseq, LANG to en, joined dictionary
+  work/                 indices, pieces and logs
+
+options:
+  --vocab N     pieces of the joint vocabulary (default 6000)
+  --lists DIR   use the indices in DIR (files named ...Translation-en, ...Translation-LANG
+                and ...Packages, compressed or not) and fetch nothing
+  -h, --help    this text
+
+A second run keeps what is finished. IOT_PYTHON names another Python interpreter.
+TEXT
+}
+
+vocab=6000
+given_lists=""
+names=()
+while (($#)); do
+    case "$1" in
+        -h | --help) usage && exit 0 ;;
+        --vocab | --lists)
+            (($# > 1)) || die "$1 needs a value"
+            if [[ "$1" == --vocab ]]; then vocab="$2"; else given_lists="$2"; fi
+            shift
+            ;;
+        -*) die "unknown option $1 (see --help)" ;;
+        *) names+=("$1") ;;
+    esac
+    shift
+done
+((${#names[@]} == 1 || ${#names[@]} == 2)) || die "give LANG and perhaps OUT (see --help)"
+language="${names[0]}"
+out="${names[1]:-$ROOT/data/ddtp-$language-en}"
+[[ "$language" =~ ^[a-z]{2,3}(_[A-Z]{2})?$ && "$language" != en ]] ||
+    die "LANG must be a language code such as de or pt_BR, other than en, but is '$language'"
+[[ "$vocab" =~ ^[1-9][0-9]*$ ]] || die "--vocab must be a positive number, but is '$vocab'"
+[[ -z "$given_lists" || -d "$given_lists" ]] || die "--lists must be a folder, but is '$given_lists'"
+
+choose_python
+need_modules sentencepiece fairseq
+mkdir -p "$out" || die "cannot create the folder $out"
+out="$(cd "$out" && pwd)"
+work="$out/work"
+STEPS="$work"
+lock_folder "$work"
+
+ddtp() { "$PYTHON" "$ROOT/scripts/ddtp.py" "$@" --language "$language"; }
+
+# Takes apt's indices into a folder of our own. The first line of the configuration
+# is needed because a setting "none" of the system would win; the others keep apt
+# from fetching what we do not read and from running the system's hooks.
+fetch_lists() {
+    local apt="$work/apt.tmp" source
+    command -v apt-get >/dev/null || die "needs apt-get (Debian, Ubuntu), or indices given with --lists"
+    rm -rf "$apt" "$work/lists"
+    mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
+    cat >"$apt/apt.conf" <<CONF
+#clear Acquire::Languages;
+Acquire::Languages { "en"; "$language"; };
+#clear Acquire::IndexTargets::deb::DEP-11;
+#clear Acquire::IndexTargets::deb::CNF;
+#clear Acquire::IndexTargets::deb::Contents-deb;
+#clear APT::Update::Pre-Invoke;
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+APT::Sandbox::User "$(id -un)";
+Acquire::Retries "2";
+Dir::State::Lists "$apt/lists";
+Dir::State::status "/dev/null";
+Dir::Cache "$apt/cache";
+Debug::NoLocking "1";
+CONF
+    # A third-party source that fails must not stop us: what counts is the result.
+    apt-get -c "$apt/apt.conf" update >"$work/apt.log" 2>&1 || true
+    for source in en "$language"; do
+        compgen -G "$apt/lists/*_Translation-$source*" >/dev/null && continue
+        [[ "$source" == en ]] || die "Debian has no descriptions in '$language' (see $work/apt.log)"
+        die "apt fetched no descriptions, is there a network?" \
+            "$(grep -m 1 -E '^[EW]: ' "$work/apt.log" || echo "See $work/apt.log")"
+    done
+    mv "$apt/lists" "$work/lists"
+    rm -rf "$apt"
+}
+
+write_text() {
+    rm -rf "$work/text.tmp"
+    mkdir "$work/text.tmp"
+    ddtp text --lists "$lists" --out "$work/text.tmp"
+    mv "$work/text.tmp/"* "$out/"
+    rmdir "$work/text.tmp"
+}
+
+train_model() {
+    ddtp model --text "$out" --vocab "$vocab" --prefix "$work/spm.tmp"
+    mv "$work/spm.tmp.vocab" "$work/spm.vocab"
+    mv "$work/spm.tmp.model" "$out/spm.model"
+}
+
+write_pieces() {
+    rm -rf "$work/pieces.tmp" "$work/pieces"
+    mkdir "$work/pieces.tmp"
+    ddtp pieces --text "$out" --model "$out/spm.model" --out "$work/pieces.tmp"
+    mv "$work/pieces.tmp" "$work/pieces"
+}
+
+if [[ -n "$given_lists" ]]; then
+    lists="$(cd "$given_lists" && pwd)"
+else
+    lists="$work/lists"
+    step lists "apt $language" "$lists" -- fetch_lists
+fi
+step text "$lists $language" "$out"/{train,valid,test}.{"$language",en} -- write_text
+step model "vocab $vocab" "$out/spm.model" -- train_model
+step pieces "vocab $vocab" "$work/pieces" -- write_pieces
+step bin "vocab $vocab" "$out/bin" -- binarise "$language" en "$work/pieces" "$out/bin"
+
+for split in train valid test; do
+    say "$split: $(wc -l <"$out/$split.en") pairs $language-en"
+done
+say "fairseq data: $out/bin"

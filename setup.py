@@ -1,0 +1,36 @@
+"""Installs iot_fairseq: ``pip install .``, or ``pip install -e '.[test]'`` to work on it."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = next(
+    line.split('"')[1]
+    for line in (ROOT / "iot_fairseq" / "__init__.py").read_text().splitlines()
+    if line.startswith("__version__")
+)
+
+setup(
+    name="iot_fairseq",
+    version=VERSION,
+    description="Transformers whose structure adapts to the input, as a fairseq plugin",
+    long_description=(ROOT / "README.md").read_text(),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    packages=find_packages(include=["iot_fairseq", "iot_fairseq.*"]),
+    python_requires=">=3.11,<3.13",
+    install_requires=[
+        "ve-fairseq==0.12.3",
+        "torch>=2.6",
+        "sacrebleu>=2.4",
+        "sentencepiece",
+        "numpy",
+    ],
+    extras_require={
+        "recipes": ["sacremoses", "subword-nmt", "tqdm"],
+        "tensorboard": ["tensorboardX"],
+        "test": ["pytest", "hypothesis", "ruff", "PyYAML"],
+    },
+    entry_points={"console_scripts": ["iot-convert=iot_fairseq.checkpoints:convert_main"]},
+)

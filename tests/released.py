@@ -1,0 +1,68 @@
+"""The oracle's model: its shape, its batch, its weights in ours, our tensors under its names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from fairseq.models import FairseqModel
+from torch import Tensor
+
+from iot_fairseq.checkpoints import convert_released_weights
+
+PREDICTOR = "encoder.decoder_order_predictor.weight"
+VOCABULARY = 40
+SHAPE = {
+    "encoder_embed_dim": 16,
+    "encoder_ffn_embed_dim": 32,
+    "encoder_attention_heads": 4,
+    "decoder_embed_dim": 16,
+    "decoder_ffn_embed_dim": 32,
+    "decoder_attention_heads": 4,
+    "share_all_embeddings": True,
+}
+
+
+def released_batch(arrays: Mapping[str, np.ndarray]) -> dict:
+    """The oracle's batch as fairseq collates one."""
+    names = ("src_tokens", "src_lengths", "prev_output_tokens")
+    return {
+        "id": torch.arange(len(arrays["target"])),
+        "nsentences": len(arrays["target"]),
+        "ntokens": int(arrays["ntokens"]),
+        "net_input": {name: torch.from_numpy(arrays[name]).long() for name in names},
+        "target": torch.from_numpy(arrays["target"]).long(),
+    }
+
+
+def load_released(arrays: Mapping[str, np.ndarray], model: FairseqModel) -> None:
+    """Gives the model the weights `w/<released name>` of `arrays`, through our converter."""
+    weights = {
+        name.removeprefix("w/"): torch.from_numpy(value)
+        for name, value in arrays.items()
+        if name.startswith("w/")
+    }
+    converted = convert_released_weights(weights, len(model.decoder_orders))
+    model.load_state_dict(converted, strict=True)
+
+
+def by_released_names(tensors: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
+    """Parameters or gradients under the released names, q, k and v packed again. The predictor of
+    a single order, which we do not have, is zeros."""
+    packed = {}
+    for name in names:
+        if name == "encoder.embed_order":
+            packed[name] = tensors.get(PREDICTOR, torch.zeros(1, SHAPE["encoder_embed_dim"]))
+        elif "in_proj" in name:
+            parts = [tensors[name.replace("in_proj_", f"{part}_proj.")] for part in "qkv"]
+            packed[name] = torch.cat(parts)
+        else:
+            packed[name] = tensors[name]
+    return packed
+
+
+def norms(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """Euclidean norms under the released names, `(P,)`."""
+    packed = by_released_names(tensors, names)
+    return torch.stack([packed[name].norm() for name in names])
