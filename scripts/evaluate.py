@@ -188,8 +188,8 @@ def report_examples(
 ) -> list[str]:
     """`number` translations, evenly spread over the set."""
     lines = []
-    step = max(1, len(translations) // number) if number else 1
-    for i in list(range(0, len(translations), step))[:number]:
+    number = min(number, len(translations))
+    for i in (k * len(translations) // number for k in range(number)):
         shown = translations[i]
         order = f" under {orders[i]}" if orders else ""
         lines += [

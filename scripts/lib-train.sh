@@ -65,21 +65,22 @@ read_options() {
 # SYSTEM_FLAGS: all in which the two systems differ. IOT's are the paper's recipe.
 set_system_flags() {
     if [[ "$SYSTEM" == baseline ]]; then
-        SYSTEM_FLAGS=(--task iot_translation --arch "$ARCH" --criterion label_smoothed_cross_entropy)
+        SYSTEM_FLAGS=(--arch "$ARCH" --criterion label_smoothed_cross_entropy)
     else
-        SYSTEM_FLAGS=(--task iot_translation --arch "iot_$ARCH"
-            --criterion iot_label_smoothed_cross_entropy --iot-decoder-orders "$ORDERS"
-            --iot-tau-max 20 --iot-tau-min 2 --iot-tau-decay 0 --iot-tau-update-freq 5000
-            --iot-clamp 0.05 --iot-exploration 0.1 --iot-exploitation 0.01)
+        SYSTEM_FLAGS=(--arch "iot_$ARCH" --criterion iot_label_smoothed_cross_entropy
+            --iot-decoder-orders "$ORDERS" --iot-tau-max 20 --iot-tau-min 2 --iot-tau-decay 0
+            --iot-tau-update-freq 5000 --iot-clamp 0.05
+            --iot-exploration 0.1 --iot-exploitation 0.01)
     fi
 }
 
-# COMMAND: the whole training. The baseline imports the package too: that is what makes
-# fairseq load checkpoints under today's torch.
+# COMMAND: the whole training. The baseline runs in our package too, whose import makes fairseq
+# load checkpoints under today's torch, and in our task, which drops no sentence.
 set_command() {
     set_system_flags
     COMMAND=("$PYTHON" -m fairseq_cli.train "$DATA" --user-dir "$ROOT/iot_fairseq"
-        --save-dir "$OUT" --seed "$SEED" --no-epoch-checkpoints --log-format json --log-interval 50
+        --save-dir "$OUT" --task iot_translation --seed "$SEED"
+        --no-epoch-checkpoints --log-format json --log-interval 50
         "${SYSTEM_FLAGS[@]}" "${RECIPE[@]}" "${BUDGET[@]}" "${EXTRA[@]}")
 }
 

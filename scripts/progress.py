@@ -27,6 +27,7 @@ from typing import TextIO
 TAIL_LINES = 20
 BAR_WIDTH = 24
 PR_SET_PDEATHSIG = 1
+UPDATE_KEYS = ("num_updates", "valid_num_updates", "train_num_updates")
 
 
 def die_with_parent() -> None:
@@ -100,7 +101,7 @@ class Bar:
     def _done(self, stats: dict[str, object]) -> float | None:
         """The finished share of the training, from whichever length was given."""
         shares = []
-        for length, keys in ((self.epochs, ("update",)), (self.updates, _UPDATE_KEYS)):
+        for length, keys in ((self.epochs, ("update",)), (self.updates, UPDATE_KEYS)):
             known = [float(str(stats[key])) for key in keys if key in stats]
             if length and known:
                 shares.append(known[0] / length)
@@ -124,7 +125,7 @@ class Bar:
 
     def _left(self) -> float | None:
         """Seconds to go, at the pace since the first report."""
-        if self.first is None or self.fraction is None or self.fraction <= self.first[1]:
+        if self.first is None or self.fraction is None or not self.first[1] < self.fraction < 1.0:
             return None
         pace = (time.monotonic() - self.first[0]) / (self.fraction - self.first[1])
         return pace * (1.0 - self.fraction)
@@ -142,9 +143,6 @@ class Bar:
             self.stream.write("\r\033[K")
         self.stream.write(f"{self.title}: {'done' if ok else 'FAILED'} in {took}\n")
         self.stream.flush()
-
-
-_UPDATE_KEYS = ("num_updates", "valid_num_updates", "train_num_updates")
 
 
 def tick(bar: Bar, stop: threading.Event) -> None:

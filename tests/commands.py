@@ -1,0 +1,176 @@
+"""Runs fairseq's commands inside the test process, each as if it were the first of a fresh one."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import logging
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from unittest import mock
+
+from fairseq import checkpoint_utils
+from fairseq.logging import metrics, progress_bar
+from fairseq_cli import train as fairseq_train
+from hydra.core.global_hydra import GlobalHydra
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = str(ROOT / "iot_fairseq")
+
+
+@dataclass
+class Output:
+    """What a command printed and logged.
+
+    Attributes:
+        text: all of it, in sequence.
+        records: the log.
+    """
+
+    text: str = ""
+    records: list[logging.LogRecord] = field(default_factory=list)
+
+    def stats(self, tag: str) -> list[dict[str, str]]:
+        """The figures logged under `tag` (``train_inner``, ``train``, ``valid``...), one dictionary
+        a line, without the prefix of the tag and without what a clock measured."""
+        found = []
+        for record in self.records:
+            message = record.getMessage()
+            if record.name == tag and message.startswith("{"):
+                stats = json.loads(message)
+                found.append({key.removeprefix(f"{tag}_"): stats[key] for key in stats})
+        clocks = {"wps", "ups", "wall", "train_wall", "ps"}
+        return [{key: line[key] for key in line if key not in clocks} for line in found]
+
+    def lines(self, letter: str) -> dict[int, list[str]]:
+        """What stands after ``<letter>-<number>`` of each sentence, one entry per hypothesis."""
+        found: dict[int, list[str]] = {}
+        for number, rest in re.findall(rf"^{letter}-(\d+)\t(.*)$", self.text, re.MULTILINE):
+            found.setdefault(int(number), []).append(rest)
+        return found
+
+    def hypotheses(self) -> dict[int, list[tuple[float, str]]]:
+        """Score (base 2) and text of each sentence's hypotheses."""
+        split = {n: [line.split("\t", 1) for line in all] for n, all in self.lines("H").items()}
+        return {n: [(float(score), text) for score, text in all] for n, all in split.items()}
+
+    def translations(self) -> dict[int, str]:
+        """Text of each sentence's best hypothesis."""
+        return {number: best[0][1] for number, best in self.hypotheses().items()}
+
+
+class _Handler(logging.StreamHandler):
+    def __init__(self, output: Output, stream: io.StringIO) -> None:
+        super().__init__(stream)
+        self.output = output
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.output.records.append(record)
+        super().emit(record)
+
+
+@contextlib.contextmanager
+def fresh_fairseq() -> Iterator[Output]:
+    """fairseq as a new process has it: no metrics, no best score, no log handlers but ours; all is
+    put back afterwards, and what was printed and logged is in the result."""
+    output, stream, root = Output(), io.StringIO(), logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    root.handlers[:] = [_Handler(output, stream)]
+    root.setLevel(logging.INFO)
+    metrics.reset()
+    for function, names in {
+        checkpoint_utils.save_checkpoint: ("best",),
+        fairseq_train.should_stop_early: ("best", "num_runs"),
+    }.items():
+        for name in names:
+            function.__dict__.pop(name, None)
+    GlobalHydra.instance().clear()
+    try:
+        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            yield output
+    finally:
+        output.text = stream.getvalue()
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        (progress_bar._tensorboard_writers or {}).clear()
+
+
+def run(command: str, *arguments: object, stdin: str | None = None) -> Output:
+    """Runs a command of fairseq.
+
+    Args:
+        command: ``train``, ``generate``, ``interactive``, ``validate``, ``preprocess``...
+        arguments: its command line.
+        stdin: what it reads.
+    """
+    # imported before the log is ours: it sets up one of its own
+    module = importlib.import_module(f"fairseq_cli.{command}")
+    with fresh_fairseq() as output, contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(sys, "argv", [command, *map(str, arguments)]))
+        if stdin is not None:
+            binary = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
+            stack.enter_context(mock.patch.object(sys, "stdin", binary))
+        module.cli_main()
+    return output
+
+
+def train(data: Path, save_dir: Path, *arguments: object, **flags: object) -> Output:
+    """Runs ``fairseq-train`` on the CPU with the settings of `TRAINING`.
+
+    Args:
+        data: binarised data.
+        save_dir: where checkpoints go.
+        arguments: more of the command line.
+        flags: options over those of `TRAINING`, with underscores; True is a switch, None leaves
+            one out.
+    """
+    return run("train", data, "--save-dir", save_dir, *arguments, *spell(TRAINING | flags))
+
+
+def spell(flags: dict[str, object]) -> list[str]:
+    """Options with underscores as a command line."""
+    words = []
+    for name, value in flags.items():
+        if value is not None and value is not False:
+            flag = f"--{name.replace('_', '-')}"
+            words.append(flag if value is True else f"{flag}={value}")
+    return words
+
+
+TINY = {
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_embed_dim": 32,
+    "decoder_embed_dim": 32,
+    "encoder_ffn_embed_dim": 32,
+    "decoder_ffn_embed_dim": 32,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "share_all_embeddings": True,
+}
+TRAINING = {
+    **TINY,
+    "user_dir": PACKAGE,
+    "task": "iot_translation",
+    "arch": "iot_transformer",
+    "criterion": "iot_label_smoothed_cross_entropy",
+    "label_smoothing": 0.1,
+    "dropout": 0.1,
+    "optimizer": "adam",
+    "adam_betas": "(0.9, 0.98)",
+    "lr": 0.01,
+    "max_tokens": 1200,
+    "max_update": 40,
+    "seed": 1,
+    "cpu": True,
+    "log_format": "json",
+    "log_interval": 1,
+    "num_workers": 0,
+    "no_epoch_checkpoints": True,
+    "disable_validation": True,
+}

@@ -1,0 +1,95 @@
+"""The README says what is: commands parse, flags exist with the defaults given, files are there."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from fairseq import options
+from fairseq.models import ARCH_MODEL_INV_REGISTRY
+
+from iot_fairseq.criterion import IotCriterionConfig
+from iot_fairseq.model import IotConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+COMMANDS = [
+    shlex.split(line)
+    for block in BLOCKS
+    for line in block.replace("\\\n", " ").splitlines()
+    if line.strip()
+]
+DEFAULTS = {
+    field.name: field.default
+    for config in (IotConfig, IotCriterionConfig)
+    for field in dataclasses.fields(config)
+    if field.name.startswith("iot_")
+}
+
+
+def commands(name: str) -> list[list[str]]:
+    return [words[1:] for words in COMMANDS if words[0] == name]
+
+
+@pytest.mark.parametrize("words", commands("fairseq-train"))
+def test_training_commands_parse(words):
+    args = options.parse_args_and_arch(options.get_training_parser(), words)
+    assert args.task == "iot_translation"
+    assert args.criterion == "iot_label_smoothed_cross_entropy"
+
+
+@pytest.mark.parametrize("words", commands("fairseq-generate"))
+def test_generation_commands_parse(words):
+    args = options.parse_args_and_arch(options.get_generation_parser(), words)
+    assert args.task == "iot_translation"
+
+
+def test_every_command_is_known():
+    known = {"fairseq-train", "fairseq-generate", "iot-convert", "bash", "pip"}
+    assert {words[0] for words in COMMANDS} == known
+    for words in commands("bash"):
+        assert (ROOT / words[0]).is_file()
+
+
+def test_the_option_tables_name_every_flag_with_its_default():
+    section = README.split("## Options")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (`-*iot.*?) \| (.*?) \|", section, flags=re.MULTILINE)
+    documented = {}
+    for names, values in rows:
+        names = re.findall(r"`-*(iot[a-z-_]*)`", names)
+        values = [value.strip("` ") for value in values.split(",")]
+        if len(names) == 1:
+            values = [",".join(values)]
+        documented.update(zip((n.replace("-", "_") for n in names), values, strict=True))
+    shown = {
+        name: "none" if default is None else f"{default:g}" if default != str(default) else default
+        for name, default in DEFAULTS.items()
+    }
+    assert documented == shown
+
+
+def test_the_architectures_are_named():
+    for name in ARCH_MODEL_INV_REGISTRY["iot_transformer"]:
+        assert f"`{name}`" in README
+
+
+def test_files_named_in_the_readme_exist():
+    named = set(re.findall(r"(?:scripts|configs)/[\w.-]+\.(?:sh|py|txt|yaml)", README))
+    assert len(named) >= 9
+    missing = [name for name in sorted(named) if not (ROOT / name).is_file()]
+    assert not missing
+
+
+def test_our_errors_in_the_troubleshooting_are_ours():
+    source = "".join(path.read_text() for path in (ROOT / "iot_fairseq").rglob("*.py"))
+    source = re.sub(r'"\s*\n\s*f?"', "", source)
+    table = README.split("## When something goes wrong")[1].split("\n## ")[0]
+    rows = [row for row in re.findall(r"^\| `(.*?)`", table, flags=re.MULTILINE) if "iot" in row]
+    rows += ["the checkpoint holds no order predictor", "the choice of orders has collapsed"]
+    for row in rows:
+        if "--user-dir" not in row:
+            assert row.removesuffix(" ...") in source, row
