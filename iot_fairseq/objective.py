@@ -35,8 +35,8 @@ class _TokenLosses(torch.autograd.Function):
         features, projection, target, logits, log_z = ctx.saved_tensors
         grad_sum = grad_nll + logits.size(-1) * grad_total
         grad_features, grad_projection = torch.empty_like(features), torch.zeros_like(projection)
-        for rows in torch.arange(len(target)).split(CHUNK):
-            part = slice(int(rows[0]), int(rows[-1]) + 1)
+        for start in range(0, len(target), CHUNK):
+            part = slice(start, start + CHUNK)
             grad = (logits[part].float() - log_z[part].unsqueeze(-1)).exp_()
             grad.mul_(grad_sum[part].unsqueeze(-1)).sub_(grad_total[part].unsqueeze(-1))
             column = target[part].unsqueeze(-1)
@@ -64,6 +64,10 @@ def sentence_losses(
     real = target.flatten().ne(pad).nonzero().squeeze(-1)
     packed = features.flatten(0, 1).index_select(0, real)
     sentence = real.div(target.size(1), rounding_mode="floor")
+    device = features.device.type
+    if torch.is_autocast_enabled(device):  # as for any linear layer
+        half = torch.get_autocast_dtype(device)
+        packed, projection = packed.to(half), projection.to(half)
     losses = _TokenLosses.apply(packed, projection, target.flatten()[real])
     nll, total = (x.new_zeros(len(target)).index_add(0, sentence, x) for x in losses)
     return nll, total

@@ -15,11 +15,13 @@ import argparse
 import bz2
 import gzip
 import hashlib
+import io
 import lzma
 import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,12 +97,8 @@ def parse_records(lines: Iterable[str]) -> Iterator[dict[str, str]]:
 
 def find_indices(lists: Path, name: str) -> list[Path]:
     """Lists the indices called ``name`` (say ``Translation-de``) under a folder, in fixed order."""
-    endings = tuple(name + suffix for suffix in SUFFIXES)
-    return sorted(
-        path
-        for path in lists.rglob("*")
-        if path.name in endings or path.name.endswith(tuple("_" + end for end in endings))
-    )
+    endings = tuple(f"_{name}{suffix}" for suffix in SUFFIXES)
+    return sorted(path for path in lists.rglob("*") if f"_{path.name}".endswith(endings))
 
 
 def load_descriptions(lists: Path, language: str) -> list[Description]:
@@ -226,18 +224,26 @@ def write_text(lists: Path, language: str, out: Path) -> None:
             (out / f"{split}.{code}").write_text(text, encoding="utf-8", newline="\n")
 
 
-def train_model(text: Path, language: str, size: int, prefix: Path) -> None:
-    """Trains a joint BPE of ``size`` pieces on the training set; writes ``prefix``.model.
+def read_lines(path: Path) -> list[str]:
+    """Reads lines that end with newlines only."""
+    return path.read_bytes().decode("utf-8").split("\n")[:-1]
+
+
+def train_model(text: Path, language: str, size: int, out: Path) -> None:
+    """Trains a joint BPE of ``size`` pieces on the training set; writes the file ``out``.
 
     Raises:
         ValueError: the text holds too few distinct pieces for the size asked.
     """
     import sentencepiece
 
+    # Given as lines, not as files: the model then holds no path and is the same everywhere.
+    lines = chain(*(read_lines(text / f"train.{code}") for code in (language, "en")))
+    model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            input=[str(text / f"train.{code}") for code in (language, "en")],
-            model_prefix=str(prefix),
+            sentence_iterator=lines,
+            model_writer=model,
             model_type="bpe",
             vocab_size=size,
             # Thousands of rare ideographs would fill the vocabulary; alphabets fit whole.
@@ -246,6 +252,7 @@ def train_model(text: Path, language: str, size: int, prefix: Path) -> None:
         )
     except RuntimeError as error:
         raise ValueError(f"--vocab {size} does not fit this text: {error}") from error
+    out.write_bytes(model.getvalue())
 
 
 def write_pieces(text: Path, language: str, model: Path, out: Path) -> None:
@@ -254,8 +261,8 @@ def write_pieces(text: Path, language: str, model: Path, out: Path) -> None:
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     for name in (f"{split}.{code}" for split in SPLITS for code in (language, "en")):
-        lines = (text / name).read_text(encoding="utf-8").split("\n")[:-1]
-        pieces = (" ".join(line) + "\n" for line in processor.encode(lines, out_type=str))
+        encoded = processor.encode(read_lines(text / name), out_type=str)
+        pieces = (" ".join(line) + "\n" for line in encoded)
         (out / name).write_text("".join(pieces), encoding="utf-8", newline="\n")
 
 
@@ -267,21 +274,19 @@ def main(arguments: list[str] | None = None) -> None:
     text.add_argument("--lists", type=Path, required=True, help="folder of apt's indices")
     model = commands.add_parser("model", help="train the sentencepiece model")
     model.add_argument("--vocab", type=int, required=True, help="number of pieces")
-    model.add_argument("--prefix", type=Path, required=True, help="path of the model, no suffix")
     pieces = commands.add_parser("pieces", help="cut the text into pieces")
     pieces.add_argument("--model", type=Path, required=True, help="sentencepiece model")
     for command in (model, pieces):
         command.add_argument("--text", type=Path, required=True, help="folder of the text")
-    for command in (text, pieces):
-        command.add_argument("--out", type=Path, required=True, help="folder to write in")
     for command in (text, model, pieces):
+        command.add_argument("--out", type=Path, required=True, help="where to write")
         command.add_argument("--language", required=True, help="code of the foreign side")
     args = parser.parse_args(arguments)
     try:
         if args.command == "text":
             write_text(args.lists, args.language, args.out)
         elif args.command == "model":
-            train_model(args.text, args.language, args.vocab, args.prefix)
+            train_model(args.text, args.language, args.vocab, args.out)
         else:
             write_pieces(args.text, args.language, args.model, args.out)
     except (OSError, EOFError, lzma.LZMAError, ValueError) as error:

@@ -79,9 +79,8 @@ set_system_flags() {
 set_command() {
     set_system_flags
     COMMAND=("$PYTHON" -m fairseq_cli.train "$DATA" --user-dir "$ROOT/iot_fairseq"
-        --save-dir "$OUT" --task iot_translation --seed "$SEED"
-        --no-epoch-checkpoints --log-format json --log-interval 50
-        "${SYSTEM_FLAGS[@]}" "${RECIPE[@]}" "${BUDGET[@]}" "${EXTRA[@]}")
+        --save-dir "$OUT" --seed "$SEED" --no-epoch-checkpoints --log-format json --log-interval 50
+        --task iot_translation "${SYSTEM_FLAGS[@]}" "${RECIPE[@]}" "${BUDGET[@]}" "${EXTRA[@]}")
 }
 
 # The value that FLAG has in COMMAND, where the last one counts.

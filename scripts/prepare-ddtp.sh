@@ -65,7 +65,7 @@ ddtp() { "$PYTHON" "$ROOT/scripts/ddtp.py" "$@" --language "$language"; }
 # is needed because a setting "none" of the system would win; the others keep apt
 # from fetching what we do not read and from running the system's hooks.
 fetch_lists() {
-    local apt="$work/apt.tmp" source
+    local apt="$work/apt.tmp" index failure
     command -v apt-get >/dev/null || die "needs apt-get (Debian, Ubuntu), or indices given with --lists"
     rm -rf "$apt" "$work/lists"
     mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
@@ -85,13 +85,15 @@ Dir::State::status "/dev/null";
 Dir::Cache "$apt/cache";
 Debug::NoLocking "1";
 CONF
-    # A third-party source that fails must not stop us: what counts is the result.
+    # A source that is out of reach need not be one of ours, so what counts is what came;
+    # but an index that broke off would pass for a small corpus.
     apt-get -c "$apt/apt.conf" update >"$work/apt.log" 2>&1 || true
-    for source in en "$language"; do
-        compgen -G "$apt/lists/*_Translation-$source*" >/dev/null && continue
-        [[ "$source" == en ]] || die "Debian has no descriptions in '$language' (see $work/apt.log)"
-        die "apt fetched no descriptions, is there a network?" \
-            "$(grep -m 1 -E '^[EW]: ' "$work/apt.log" || echo "See $work/apt.log")"
+    ! failure="$(grep -m 1 '^E: Failed to fetch' "$work/apt.log")" || die "apt: ${failure#E: }"
+    failure="$(grep -m 1 '^[EW]: ' "$work/apt.log" || true)"
+    for index in Packages Translation-en "Translation-$language"; do
+        [[ -z "$(compgen -G "$apt/lists/*_$index"; compgen -G "$apt/lists/*_$index.*")" ]] || continue
+        [[ -z "$failure" ]] || die "apt fetched no index $index: ${failure#?: }"
+        die "apt's sources have no index $index: no descriptions in '$language'?"
     done
     mv "$apt/lists" "$work/lists"
     rm -rf "$apt"
@@ -106,9 +108,8 @@ write_text() {
 }
 
 train_model() {
-    ddtp model --text "$out" --vocab "$vocab" --prefix "$work/spm.tmp"
-    mv "$work/spm.tmp.vocab" "$work/spm.vocab"
-    mv "$work/spm.tmp.model" "$out/spm.model"
+    ddtp model --text "$out" --vocab "$vocab" --out "$work/spm.tmp"
+    mv "$work/spm.tmp" "$out/spm.model"
 }
 
 write_pieces() {
@@ -120,11 +121,13 @@ write_pieces() {
 
 if [[ -n "$given_lists" ]]; then
     lists="$(cd "$given_lists" && pwd)"
+    lists_key="$(find "$lists" -type f -exec cksum {} + | sort | cksum)"
 else
     lists="$work/lists"
+    lists_key=apt
     step lists "apt $language" "$lists" -- fetch_lists
 fi
-step text "$lists $language" "$out"/{train,valid,test}.{"$language",en} -- write_text
+step text "$lists_key $language" "$out"/{train,valid,test}.{"$language",en} -- write_text
 step model "vocab $vocab" "$out/spm.model" -- train_model
 step pieces "vocab $vocab" "$work/pieces" -- write_pieces
 step bin "vocab $vocab" "$out/bin" -- binarise "$language" en "$work/pieces" "$out/bin"

@@ -167,10 +167,10 @@ def test_text_follows_the_recipe(prepared: tuple[Path, str]):
     # Titles and descriptions are sentences; odd line separators and capitals are gone.
     assert train[:2] == ["talk 0 a &amp; b", "ted-talk 0"]
     # A typographic apostrophe of the training text stays, full stops of abbreviations too.
-    assert train[2] == "this is the sentence of mr. m\u00fcller \u2019 s nr . 0 , 0 !"
+    assert train[2] == "this is the sentence of mr. m\u00fcller \u2019 s nr. 0 , 0 !"
     assert not any("keywords" in line or "http" in line for line in train)
     # Talks 0 and 1 give 13 clean pairs each: the 23rd is the second talk's tenth.
-    assert valid[0] == "this is the sentence of mr. m\u00fcller \u2019 s nr . 1 , 9 !"
+    assert valid[0] == "this is the sentence of mr. m\u00fcller \u2019 s nr. 1 , 9 !"
     assert test[0] == "en teil 0 : it &apos;s &#91; 1 &#93;"
     german = iwslt14.read_lines(text / "test.de")
     assert german[0] == "de teil 0 : it &apos; s &#91; 1 &#93;"
@@ -186,9 +186,8 @@ def test_subwords_join_to_the_text_again(prepared: tuple[Path, str]):
         joined = results[name].replace(b"@@ ", b"")
         assert joined == (out / "work" / "text" / name).read_bytes()
     assert results["bin/dict.de.txt"] == results["bin/dict.en.txt"]
-    assert {
-        f"bin/{split}.de-en.{code}.bin" for split in iwslt14.SPLITS for code in ("de", "en")
-    } < set(results)
+    for split in iwslt14.SPLITS:
+        assert {f"bin/{split}.de-en.{code}.bin" for code in iwslt14.LANGUAGES} < set(results)
 
 
 def test_second_run_keeps_everything(folder: Path, prepared: tuple[Path, str]):
@@ -212,10 +211,7 @@ def test_killed_run_from_a_server_goes_on(folder: Path, server: str, prepared: t
     assert read_tree(out) == read_tree(prepared[0])
 
 
-def test_another_archive_is_not_mistaken_for_the_first(
-    tmp_path: Path, folder: Path, prepared: tuple[Path, str]
-):
-    """The broken archive's run stops; what the first one gave is no result any more."""
+def test_another_archive_is_not_mistaken_for_the_first(tmp_path: Path, prepared: tuple[Path, str]):
     out = tmp_path / "data"
     subprocess.run(["cp", "-a", prepared[0], out], check=True)
     other = write_archive(tmp_path / "other.tgz", left_out=iwslt14.MEMBERS[2:4])
@@ -270,6 +266,29 @@ def test_public_archive_has_its_known_size(folder: Path, tmp_path: Path):
 def test_other_counts_of_the_public_archive_are_an_error(prepared: tuple[Path, str]):
     with pytest.raises(ValueError, match="the counts differ from the paper's"):
         iwslt14.compare_counts(prepared[0], strict=True)
+
+
+def test_step_is_kept_until_something_it_rests_on_changes(tmp_path: Path):
+    def run(key: str, made: str = "touch two") -> str:
+        lines = [
+            f"set -euo pipefail; source {SCRIPTS}/lib.sh; STEPS=.; cd {tmp_path}",
+            f"step one {key} one -- touch one",
+            f"step two same two one -- {made}",
+        ]
+        done = subprocess.run(["bash", "-c", "\n".join(lines)], capture_output=True, text=True)
+        return ",".join(line.split(":")[0] for line in done.stdout.splitlines())
+
+    assert run("a") == "one ...,two ..."
+    assert run("a") == "one,two"
+    assert run("b") == "one ...,two ..."
+    (tmp_path / "two").unlink()
+    assert run("b", made="false") == "one,two ..."
+    (tmp_path / "two").touch()
+    assert run("b") == "one,two ..."
+    (tmp_path / "one").unlink()
+    assert run("b", made="false") == "one ...,two ..."
+    assert run("b") == "one,two ..."
+    assert run("b") == "one,two"
 
 
 @pytest.mark.parametrize(

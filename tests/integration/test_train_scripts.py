@@ -1,0 +1,177 @@
+"""The training and evaluation scripts on toy data: both systems, resuming, refusing, reporting."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from commands import run as run_fairseq
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = ROOT / "scripts"
+sys.path.insert(0, str(SCRIPTS))
+
+import ddtp  # noqa: E402
+import grammar_corpus  # noqa: E402
+
+ENVIRONMENT = {**os.environ, "IOT_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
+SIZES = {"train": 300, "valid": 20, "test": 45}  # 45: no multiple of 8
+SMALL = "--encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 16"
+SMALL += " --decoder-ffn-embed-dim 16 --max-tokens 1000 --cpu"
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """The grammar's corpus in sentencepieces, binarised, its plain text beside it."""
+    folder = tmp_path_factory.mktemp("corpus")
+    grammar_corpus.write(folder, grammar_corpus.build(SIZES, seed=1))
+    pieces = folder / "pieces"
+    pieces.mkdir()
+    ddtp.train_model(folder, "de", 300, folder / "spm")
+    ddtp.write_pieces(folder, "de", folder / "spm.model", pieces)
+    prefixes = [word for name in SIZES for word in (f"--{name}pref", pieces / name)]
+    languages = ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"]
+    run_fairseq("preprocess", *languages, *prefixes, "--destdir", folder / "bin")
+    return folder / "bin"
+
+
+def command(script: str, *arguments: object, flags: str = "") -> list[str]:
+    """The script's command line, `flags` behind the double dash."""
+    words = ["bash", str(SCRIPTS / script), *map(str, arguments)]
+    return [*words, "--", *flags.split()] if flags else words
+
+
+def call(script: str, *arguments: object, flags: str = "") -> subprocess.CompletedProcess:
+    """Runs the script to its end, from another folder."""
+    words = command(script, *arguments, flags=flags)
+    return subprocess.run(words, env=ENVIRONMENT, cwd="/", capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def iot(data, tmp_path_factory):
+    """An IOT run of two epochs: its folder and what the script printed."""
+    out = tmp_path_factory.mktemp("runs") / "iot"
+    done = call(
+        "train-ddtp.sh", "iot", "--data", data, "--out", out, flags=f"{SMALL} --max-epoch 2"
+    )
+    assert done.returncode == 0, done.stderr
+    return out, done.stdout
+
+
+def test_the_report_has_all_figures(iot):
+    out, text = iot
+    report = (out / "evaluation" / "report-test.txt").read_text()
+    assert text.endswith(report)
+    assert re.search(r"^45 sentences of test$", report, re.MULTILINE)
+    assert re.search(r"^BLEU \d+\.\d\d  \(nrefs:1\|case:mixed.*\|version:", report, re.MULTILINE)
+    shares = re.findall(r"(?:scf|csf|fcs) (\d+\.\d)%", report)
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.2)
+    assert re.search(r"^loss \d+\.\d{4} bits per token, regret 0\.\d{4}", report, re.MULTILINE)
+
+
+def test_the_screen_is_readable(iot):
+    _, text = iot
+    assert not re.search(r"warning|traceback|INFO", text, re.IGNORECASE)
+    assert re.search(r"^Training ddtp-iot  \[#{12}\.{12}\]  50%  epoch 1 ", text, re.MULTILINE)
+    assert len(text.splitlines()) < 20
+
+
+def test_a_finished_run_is_evaluated_only(iot, data):
+    out, _ = iot
+    before = (out / "checkpoint_last.pt").stat().st_mtime_ns
+    done = call(
+        "train-ddtp.sh", "iot", "--data", data, "--out", out, flags=f"{SMALL} --max-epoch 2"
+    )
+    assert done.stdout.startswith(f"Trained before, kept: {out}")
+    assert "BLEU" in done.stdout
+    assert (out / "checkpoint_last.pt").stat().st_mtime_ns == before
+
+
+def test_other_settings_do_not_mix_into_a_run(iot, data):
+    out, _ = iot
+    done = call(
+        "train-ddtp.sh", "iot", "--data", data, "--out", out, flags=f"{SMALL} --max-epoch 3"
+    )
+    assert done.returncode == 1
+    assert f"{out} holds a run with other settings" in done.stderr
+
+
+def test_the_baseline_by_the_same_script(data, tmp_path):
+    out = tmp_path / "baseline"
+    flags = f"{SMALL} --max-epoch 1"
+    done = call("train-ddtp.sh", "baseline", "--data", data, "--out", out, flags=flags)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^BLEU \d+\.\d\d  \(nrefs", done.stdout, re.MULTILINE)
+    assert "orders" not in done.stdout
+    assert "regret" not in done.stdout
+
+
+def test_a_killed_run_leaves_nothing_running_and_goes_on(data, tmp_path):
+    out = tmp_path / "killed"
+    arguments = ("train-ddtp.sh", "iot", "--data", data, "--out", out)
+    flags = f"{SMALL} --max-epoch 6"
+    runner = subprocess.Popen(command(*arguments, flags=flags), env=ENVIRONMENT, cwd="/")
+    end = time.monotonic() + 120
+    while not (out / "checkpoint_last.pt").exists() and time.monotonic() < end:
+        time.sleep(0.05)
+    runner.send_signal(signal.SIGKILL)
+    runner.wait()
+    assert not (out / "finished").exists()
+    done = call(*arguments, flags=flags)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Going on from {out}/checkpoint_last.pt")
+    log = (out / "train.log").read_text()
+    assert re.search(r"Loaded checkpoint .*checkpoint_last.pt \(epoch [2-6] @", log)
+    assert (out / "finished").exists()
+
+
+def test_another_set_and_a_single_checkpoint_are_evaluated(iot, data, tmp_path):
+    out, _ = iot
+    arguments = (out / "checkpoint_last.pt", data, "--subset", "valid", "--out", tmp_path)
+    done = call("evaluate.sh", *arguments, "--examples", 2, flags="--max-len-b 5")
+    assert done.returncode == 0, done.stderr
+    assert "20 sentences of valid" in done.stdout
+    assert len(re.findall(r"\[sentence \d+ under (?:scf|csf|fcs)\]", done.stdout)) == 2
+
+
+def test_a_failing_training_names_the_step_and_shows_the_log(data, tmp_path):
+    flags = f"{SMALL} --max-epoch 1 --iot-clamp 0.5"
+    done = call("train-ddtp.sh", "iot", "--data", data, "--out", tmp_path / "run", flags=flags)
+    assert done.returncode != 0
+    assert "Training ddtp-iot: FAILED" in done.stdout
+    assert "The last lines of" in done.stderr
+    assert "--iot-clamp" in done.stderr
+    assert "BLEU" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        ("train-ddtp.sh", [], "the first argument must be the system: baseline or iot"),
+        ("train-iwslt14.sh", ["both"], "unknown argument 'both'"),
+        ("train-iwslt14.sh", ["iot", "--seed"], "--seed needs a value"),
+        ("train-ddtp.sh", ["iot", "--data", "/nowhere"], "(run scripts/prepare-ddtp.sh)"),
+        ("evaluate.sh", ["one"], "give RUN and DATA"),
+        ("evaluate.sh", ["/nowhere", "/nowhere"], "RUN must be a checkpoint or a folder with one"),
+        ("quickstart.sh", ["--fast"], "unknown argument '--fast'"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_in_one_line(script, arguments, message):
+    done = call(script, *arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert message in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in SCRIPTS.glob("[!l]*.sh")))
+def test_every_script_explains_itself(script):
+    done = call(script, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: scripts/{script}")

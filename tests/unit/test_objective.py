@@ -1,0 +1,268 @@
+"""The terms of the objective against their naive twins, and what a weight of 0 removes (case 10)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from helpers import (
+    EOS,
+    FIRST_WORD,
+    PAD,
+    build_criterion,
+    build_model,
+    build_task,
+    gradients,
+    random_batch,
+    randomize,
+)
+
+from iot_fairseq import objective
+from iot_fairseq.criterion import TERMS
+from iot_fairseq.objective import sentence_losses
+
+# ---------------------------------------------------------------- token losses
+
+
+def naive_sentence_losses(features, projection, target, pad):
+    """What `sentence_losses` computes, every log-probability written out."""
+    log_probs = F.log_softmax(F.linear(features, projection).float(), dim=-1)
+    real = target.ne(pad)
+    nll = -log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+    return (nll * real).sum(dim=-1), (-log_probs.sum(dim=-1) * real).sum(dim=-1)
+
+
+def draw(lengths, width=6, size=11, dtype=torch.float32):
+    """Features `(B, T, C)`, a projection `(V, C)` and a target `(B, T)` padded on the right."""
+    longest = max(lengths)
+    features = torch.randn(len(lengths), longest, width).to(dtype).requires_grad_()
+    projection = torch.randn(size, width).to(dtype).requires_grad_()
+    target = torch.randint(EOS, size, (len(lengths), longest))
+    target[torch.arange(longest) >= torch.tensor(lengths).unsqueeze(1)] = PAD
+    return features, projection, target
+
+
+def values_and_gradients(function, inputs, weights):
+    """Losses, and gradients of their weighted sum for features and projection."""
+    nll, total = function(*inputs, PAD)
+    wanted = (weights[0] * nll + weights[1] * total).sum()
+    return [nll, total, *torch.autograd.grad(wanted, inputs[:2])]
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 9, 10, 11, 512])
+@pytest.mark.parametrize("lengths", [(1,), (4, 3, 2, 1), (3, 0, 7), (5, 5)])
+def test_fused_losses_equal_the_naive_ones(monkeypatch, chunk, lengths):
+    monkeypatch.setattr(objective, "CHUNK", chunk)
+    torch.manual_seed(1)
+    inputs, weights = draw(lengths), torch.randn(2, len(lengths))
+    for scale in ((1.0, 0.3), (1.0, 0.0), (0.0, 1.0)):
+        scaled = weights * torch.tensor(scale).unsqueeze(1)
+        got = values_and_gradients(sentence_losses, inputs, scaled)
+        want = values_and_gradients(naive_sentence_losses, inputs, scaled)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+        assert not got[2][inputs[2] == PAD].any(), "padding must cost nothing"
+
+
+def test_fused_losses_over_several_real_chunks():
+    torch.manual_seed(2)
+    lengths = (objective.CHUNK, 1, 513, 300)
+    inputs, weights = draw(lengths, width=4, size=30), torch.randn(2, 4)
+    got = values_and_gradients(sentence_losses, inputs, weights)
+    want = values_and_gradients(naive_sentence_losses, inputs, weights)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("lengths", [(0,), (0, 0)])
+def test_a_batch_without_a_real_token(lengths):
+    """As where --ignore-prefix-size is longer than every target."""
+    torch.manual_seed(3)
+    features, projection, _ = draw([2] * len(lengths))
+    for width in (2, 0):
+        target = torch.full((len(lengths), width), PAD)
+        inputs = (features[:, :width], projection, target)
+        got = values_and_gradients(sentence_losses, inputs, torch.ones(2, 1))
+        assert not any(value.any() for value in got)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=lambda dtype: str(dtype)[6:])
+def test_half_precision(dtype):
+    torch.manual_seed(4)
+    lengths = (40, 3, 700)
+    inputs, weights = draw(lengths, width=16, size=100, dtype=dtype), torch.ones(2, 3) * 0.1
+    got = values_and_gradients(sentence_losses, inputs, weights)
+    exact = [x.detach().float().requires_grad_() for x in inputs[:2]]
+    want = values_and_gradients(naive_sentence_losses, (*exact, inputs[2]), weights)
+    assert [x.dtype for x in got] == [torch.float32, torch.float32, dtype, dtype]
+    bound = 4 * torch.finfo(dtype).eps
+    for value, exact_value in zip(got, want, strict=True):
+        off = (value.float() - exact_value).abs().max() / exact_value.abs().max()
+        assert off < bound
+
+
+@pytest.mark.parametrize("half", ["features", "projection", "both", "neither"])
+def test_autocast(half):
+    """Under --amp a state may come in half precision while the projection is float32."""
+    torch.manual_seed(5)
+    features, projection, target = draw((6, 2, 5))
+    want = values_and_gradients(sentence_losses, (features, projection, target), torch.ones(2, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        states = features.bfloat16() if half in ("features", "both") else features
+        matrix = projection.bfloat16() if half in ("projection", "both") else projection
+        nll, total = sentence_losses(states, matrix, target, PAD)
+    got = [nll, total, *torch.autograd.grad((nll + total).sum(), (features, projection))]
+    assert [x.dtype for x in got] == [torch.float32] * 4
+    for value, exact_value in zip(got, want, strict=True):
+        off = (value - exact_value).abs().max() / exact_value.abs().max()
+        assert off < 6 * torch.finfo(torch.bfloat16).eps
+
+
+# ---------------------------------------------------------------- likelihood
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_likelihood_is_an_expectation_of_fairseqs_loss(smoothing):
+    torch.manual_seed(6)
+    sums, each, size = [], [], 11
+    for _ in range(3):
+        features, projection, target = draw((4, 2), size=size)
+        sums.append(sentence_losses(features, projection, target, PAD))
+        log_probs = F.log_softmax(F.linear(features, projection), dim=-1)
+        losses = [
+            label_smoothed_nll_loss(rows, line, smoothing, ignore_index=PAD)[0]
+            for rows, line in zip(log_probs, target, strict=True)
+        ]
+        each.append(torch.stack(losses))
+    nll, total = (torch.stack(x, dim=-1) for x in zip(*sums, strict=True))
+    weights = torch.softmax(torch.randn(2, 3), dim=-1)
+    got = objective.weighted_likelihood(weights, nll, total, smoothing, size)
+    torch.testing.assert_close(got, (weights * torch.stack(each, dim=-1)).sum())
+    released = objective.released_likelihood(weights, nll, total, smoothing, size)
+    want = (1 - smoothing) * (weights * nll).sum() + smoothing / size * total.sum()
+    torch.testing.assert_close(released, want)
+
+
+# ---------------------------------------------------------------- terms
+
+
+def test_exploration_is_zero_where_every_order_has_its_share():
+    sure = torch.tensor([[9.0, 0, 0], [0, 9, 0], [0, 0, 9]]).log_softmax(dim=-1)
+    assert objective.exploration(sure).item() == pytest.approx(0, abs=1e-6)
+    one_sided = sure[:1].repeat(3, 1)
+    mean = one_sided.exp().mean(dim=0)
+    want = (1 / 3 * ((1 / 3) / mean).log()).sum()
+    torch.testing.assert_close(objective.exploration(one_sided), want)
+
+
+def test_exploitation_is_zero_where_no_sentence_prefers_an_order():
+    unsure = torch.zeros(4, 3).log_softmax(dim=-1)
+    assert objective.exploitation(unsure).item() == pytest.approx(0, abs=1e-6)
+    sure = torch.tensor([[3.0, 0, -2]]).log_softmax(dim=-1)
+    want = -(1 / 3 * (1 / 3 / sure.exp()).log()).sum()
+    torch.testing.assert_close(objective.exploitation(sure), want)
+
+
+def test_classification_takes_the_best_order_and_leaves_the_likelihood_alone():
+    log_probs = torch.randn(3, 3).log_softmax(dim=-1).requires_grad_()
+    nll = torch.tensor([[3.0, 1, 2], [0.5, 4, 4], [6, 5, 4]], requires_grad=True)
+    lengths = torch.tensor([1, 2, 4])
+    hard = objective.classification(log_probs, nll, lengths)
+    torch.testing.assert_close(hard, -log_probs[[0, 1, 2], [1, 0, 2]].mean())
+    cold = objective.classification(log_probs, nll, lengths, temperature=0.01)
+    torch.testing.assert_close(cold, hard)
+    soft = objective.classification(log_probs, nll, lengths, temperature=0.5)
+    target = torch.softmax(-nll / lengths[:, None] / 0.5, dim=-1)
+    torch.testing.assert_close(soft, -(target * log_probs).sum(dim=-1).mean())
+    soft.backward()
+    assert nll.grad is None
+
+
+def test_entropy():
+    assert objective.entropy(torch.zeros(1, 6).log_softmax(dim=-1)).item() == pytest.approx(
+        math.log(6)
+    )
+    assert objective.entropy(torch.tensor([[80.0, 0]]).log_softmax(dim=-1)).item() < 1e-6
+
+
+# ---------------------------------------------------------------- the criterion's weights
+
+
+def evaluate(sentence_avg: bool = False, **weights):
+    """Loss, sample size, log and gradients of one training batch under these weights."""
+    task = build_task()
+    options = {f"iot_{term}": 0.0 for term in TERMS} | weights
+    criterion = build_criterion(task, sentence_avg, label_smoothing=0.1, **options)
+    model = randomize(build_model(iot_decoder_orders="scf,csf,fcs", dropout=0.2)).train()
+    torch.manual_seed(7)
+    loss, sample_size, log = criterion(model, random_batch())
+    loss.backward()
+    return loss.detach(), sample_size, log, gradients(model)
+
+
+@pytest.mark.parametrize("term", TERMS)
+@pytest.mark.parametrize("sentence_avg", [False, True])
+def test_a_weight_of_zero_removes_exactly_its_term(term, sentence_avg):
+    weights = {"iot_exploration": 0.7, "iot_exploitation": 0.4, "iot_classification": 1.3}
+    loss, _, log, grads = evaluate(sentence_avg, **weights)
+    weight, weights[f"iot_{term}"] = weights[f"iot_{term}"], 0.0
+    without, _, log_without, grads_without = evaluate(sentence_avg, **weights)
+    torch.testing.assert_close(loss - without, weight * log[term])
+    alone, _, _, grads_alone = evaluate(sentence_avg, **{f"iot_{term}": weight})
+    nothing, _, _, grads_nothing = evaluate(sentence_avg)
+    torch.testing.assert_close(alone - nothing, loss - without, atol=1e-4, rtol=1e-5)
+    for name, grad in grads.items():
+        of_term = grads_alone[name] - grads_nothing[name]
+        torch.testing.assert_close(grad - grads_without[name], of_term, atol=2e-4, rtol=1e-4)
+    different = {key for key in log if not torch.equal(*map(torch.as_tensor, (log[key], log_without[key])))}
+    assert different == {"loss"}, "every other figure is logged without its weight"
+
+
+def test_without_terms_the_loss_is_the_likelihood():
+    loss, _, log, _ = evaluate()
+    assert torch.equal(loss, log["likelihood"])
+    loss, size, log, _ = evaluate(sentence_avg=True)
+    assert torch.equal(loss, log["likelihood"])
+    assert size == log["nsentences"] == len(random_batch()["target"])
+
+
+def test_each_term_has_a_name_of_its_own_and_every_figure_is_one_scalar():
+    _, _, log, _ = evaluate()
+    assert {"likelihood", "exploration", "exploitation", "classification"} <= set(log)
+    assert {"tau", "entropy", "regret"} <= set(log)
+    for order in ("scf", "csf", "fcs"):
+        assert {f"share_{order}", f"prob_{order}", f"nll_{order}"} <= set(log)
+    assert all(torch.as_tensor(value).numel() == 1 for value in log.values())
+    assert sum(log[f"share_{order}"] for order in ("scf", "csf", "fcs")) == log["nsentences"]
+
+
+def test_accuracy_is_that_of_the_chosen_order():
+    """--report-accuracy counts what fairseq counts when every sentence runs under its own order."""
+    task = build_task()
+    model = randomize(build_model(iot_decoder_orders="scf,csf,fcs")).eval()
+    batch = random_batch(3, (4, 2, 6, 5), (3, 7, 2, 1))
+    criterion = build_criterion(task, report_accuracy=True)
+    _, _, log = criterion(model, batch)
+    best = model(**batch["net_input"])[0].argmax(dim=-1)
+    real = batch["target"] >= EOS
+    assert log["n_correct"] == (best.eq(batch["target"]) & real).sum()
+    assert log["total"] == real.sum() == batch["ntokens"]
+    assert FIRST_WORD > EOS > PAD
+
+
+@pytest.mark.parametrize(
+    "flag",
+    ["iot_exploration", "iot_exploitation", "iot_classification", "iot_classification_temperature"],
+)
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+def test_weights_out_of_range(flag, value):
+    name = flag.replace("_", "-")
+    with pytest.raises(ValueError, match=f"^--{name} must be 0 or more, but is {value} instead$"):
+        build_criterion(build_task(), **{flag: value})
+
+
+def test_a_model_without_orders_is_refused():
+    criterion = build_criterion(build_task())
+    with pytest.raises(ValueError, match="^--arch must be one of ours"):
+        criterion(build_model("transformer"), random_batch())

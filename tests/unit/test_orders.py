@@ -1,0 +1,69 @@
+"""Names of orders: what is read, and what is refused (case 14)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from iot_fairseq import orders
+from iot_fairseq.orders import DECODER_ORDERS, parse_order, parse_orders
+
+KNOWN = "scf (0), fsc (1), cfs (2), csf (3), sfc (4), fcs (5)"
+
+
+def test_numbers_are_those_of_the_released_code():
+    assert DECODER_ORDERS == ("scf", "fsc", "cfs", "csf", "sfc", "fcs")
+    assert sorted(DECODER_ORDERS) == sorted(map("".join, permutations("scf")))
+
+
+def test_recipe_of_the_paper():
+    assert parse_orders("0,3,5") == parse_orders("scf,csf,fcs") == ("scf", "csf", "fcs")
+
+
+@given(st.permutations(range(6)), st.integers(1, 6), st.lists(st.booleans(), min_size=6))
+def test_letters_and_numbers_may_be_mixed(numbers, length, by_letters):
+    wanted = tuple(DECODER_ORDERS[number] for number in numbers[:length])
+    words = [
+        name.upper() if letters else str(DECODER_ORDERS.index(name))
+        for name, letters in zip(wanted, by_letters, strict=False)
+    ]
+    assert parse_orders(",".join(words)) == wanted
+    assert parse_orders(" , ".join(words)) == wanted
+    assert parse_orders(",".join(wanted)) == wanted
+
+
+@pytest.mark.parametrize("text", ["scx", "sc", "scff", "s-c-f", "6", "-1", "0.5", "sf", "None"])
+def test_unknown_order(text):
+    message = f"--flag must name decoder orders out of {KNOWN}, but has {text!r} instead"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse_order(text, "--flag")
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse_orders(f"scf,{text}", "--flag")
+
+
+@pytest.mark.parametrize("text", ["", ",", " ", " , ,"])
+def test_empty_list(text):
+    message = f"--iot-decoder-orders must name at least one decoder order, but is {text!r} instead"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse_orders(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [("scf,scf", "scf"), ("scf,0", "scf"), ("3,1,csf,fsc", "csf, fsc"), ("0,1,2,3,4,5,5", "fcs")],
+)
+def test_an_order_twice(text, again):
+    message = f"--iot-decoder-orders must name each order once, but names {again} again in {text!r}"
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse_orders(text)
+
+
+def test_module_needs_neither_torch_nor_fairseq():
+    with open(orders.__file__, encoding="utf-8") as file:
+        tree = ast.parse(file.read())
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
