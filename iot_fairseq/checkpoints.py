@@ -128,6 +128,9 @@ def save(state: dict[str, Any], path: str | os.PathLike) -> None:
 def convert_released(state: dict[str, Any], name: str = "the checkpoint") -> dict[str, Any]:
     """Turns a checkpoint of the released IOT code into one of ours.
 
+    It translates as it did there. Trained on, it differs in one thing: without --gs-clamp that code
+    still clamps the probabilities of its exploitation term, and ours then does not.
+
     Args:
         state: as `load` returned it.
         name: how to call it in an error.
@@ -268,14 +271,14 @@ def _check_weights(args: argparse.Namespace, weights: dict[str, Tensor], name: s
             words.add_symbol(f"word{number}")
         return words
 
-    task = argparse.Namespace(source_dictionary=dictionary("encoder"))
-    task.target_dictionary = task.source_dictionary
-    if not args.share_all_embeddings:
-        task.target_dictionary = dictionary("decoder")
     try:
+        task = argparse.Namespace(source_dictionary=dictionary("encoder"))
+        task.target_dictionary = task.source_dictionary
+        if not args.share_all_embeddings:
+            task.target_dictionary = dictionary("decoder")
         model = MODEL_REGISTRY[MODEL].build_model(deepcopy(args), task)
         model.load_state_dict(dict(weights), strict=True)
-    except (RuntimeError, KeyError) as error:
+    except (RuntimeError, KeyError, ValueError) as error:
         raise ValueError(f"{name}: the weights do not fit its own settings: {error}") from error
 
 
