@@ -27,12 +27,12 @@ MODEL, TASK, CRITERION = "iot_transformer", "iot_translation", "iot_label_smooth
 def heal_fairseq() -> None:
     """Heals the faults of fairseq that our users would meet. Safe to call again."""
     _allow_safe_loading()
-    if not hasattr(utils.import_user_module, "memo_is_real"):
+    if not hasattr(utils.import_user_module, "healed"):
         checkpoint_utils.overwrite_args_by_name = _checking_overrides(
             checkpoint_utils.overwrite_args_by_name
         )
         utils.import_user_module = _resolving_links(utils.import_user_module)
-        utils.import_user_module.memo_is_real = True
+        utils.import_user_module.healed = True
 
 
 def _allow_safe_loading() -> None:
@@ -155,11 +155,11 @@ def convert_released(state: dict[str, Any], name: str = "the checkpoint") -> dic
             f"{old.encoder_max_order} instead, which is not supported"
         )
     orders = parse_orders(",".join(map(str, old.decoder_orders)), "decoder_orders")
-    if len(orders) != old.decoder_max_order or len(orders) > len(weights[predictor]):
+    number = getattr(old, "decoder_max_order", len(orders))
+    if len(orders) != number or len(orders) > len(weights[predictor]):
         raise ValueError(
-            f"{name} must have as many decoder_orders as decoder_max_order "
-            f"{old.decoder_max_order} and rows of {predictor} {len(weights[predictor])}, "
-            f"but has {len(orders)} instead"
+            f"{name} must have as many decoder_orders as decoder_max_order {number} and rows of "
+            f"{predictor} {len(weights[predictor])}, but has {len(orders)} instead"
         )
     return _checkpoint(old, orders, convert_released_weights(weights, len(orders)), name)
 
@@ -248,8 +248,9 @@ def _checkpoint(
     return {
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
         "model": weights,
-        "optimizer_history": [],
-        "extra_state": {},
+        # no optimizer to go on with, but fairseq's loader wants these entries
+        "optimizer_history": [{"optimizer_name": "", "lr_scheduler_state": {}, "num_updates": 0}],
+        "extra_state": {"train_iterator": {"epoch": 1}},
         "last_optimizer_state": None,
         "task_state": {},
     }

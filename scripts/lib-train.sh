@@ -133,5 +133,6 @@ train_main() {
     lock_folder "$OUT"
     check_settings
     train
-    "$ROOT/scripts/evaluate.sh" "$OUT" "$DATA" "${EVALUATION[@]}"
+    # In this process, so that a kill leaves nothing behind.
+    exec "$ROOT/scripts/evaluate.sh" "$OUT" "$DATA" "${EVALUATION[@]}"
 }

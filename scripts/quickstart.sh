@@ -37,7 +37,7 @@ build_corpus() {
     mkdir -p "$new/pieces"
     run_quietly "$STEPS/grammar.log" "$PYTHON" "$ROOT/scripts/grammar_corpus.py" "$new"
     run_quietly "$STEPS/sentencepiece.log" "${ddtp[@]}" model --language de \
-        --text "$new" --vocab 800 --prefix "$new/spm"
+        --text "$new" --vocab 800 --out "$new/spm.model"
     run_quietly "$STEPS/pieces.log" "${ddtp[@]}" pieces --language de \
         --text "$new" --model "$new/spm.model" --out "$new/pieces"
     binarise de en "$new/pieces" "$new/bin"

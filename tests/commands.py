@@ -9,6 +9,7 @@ import json
 import logging
 import re
 import sys
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,21 +20,28 @@ from fairseq.logging import metrics, progress_bar
 from fairseq_cli import train as fairseq_train
 from hydra.core.global_hydra import GlobalHydra
 
+from iot_fairseq import stacks
+from iot_fairseq.stacks import OrderedEncoder
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = str(ROOT / "iot_fairseq")
 
 
 @dataclass
 class Output:
-    """What a command printed and logged.
+    """What a command printed and logged, and which orders its models chose.
 
     Attributes:
         text: all of it, in sequence.
         records: the log.
+        chosen: for each source sentence (its tokens) all orders that it was ever given.
+        orders_at_once: for each batch that was decoded the number of orders in it.
     """
 
     text: str = ""
     records: list[logging.LogRecord] = field(default_factory=list)
+    chosen: dict[tuple[int, ...], set[int]] = field(default_factory=dict)
+    orders_at_once: list[int] = field(default_factory=list)
 
     def stats(self, tag: str) -> list[dict[str, str]]:
         """The figures logged under `tag` (``train_inner``, ``train``, ``valid``...), one dictionary
@@ -75,6 +83,30 @@ class _Handler(logging.StreamHandler):
 
 
 @contextlib.contextmanager
+def watch_orders(output: Output) -> Iterator[None]:
+    """Writes down the orders that encoders choose and that decoders run under."""
+    encode, split = OrderedEncoder.forward, stacks._rows_by_order
+
+    def encode_and_tell(encoder, src_tokens, *args, **kwargs):
+        out = encode(encoder, src_tokens, *args, **kwargs)
+        for row, order in zip(src_tokens, out.get("decoder_order", [()])[0], strict=False):
+            sentence = tuple(row[row != encoder.padding_idx].tolist())
+            output.chosen.setdefault(sentence, set()).add(int(order))
+        return out
+
+    def split_and_tell(row_orders):
+        groups = split(row_orders)
+        output.orders_at_once.append(len(groups))
+        return groups
+
+    with (
+        mock.patch.object(OrderedEncoder, "forward", encode_and_tell),
+        mock.patch.object(stacks, "_rows_by_order", split_and_tell),
+    ):
+        yield
+
+
+@contextlib.contextmanager
 def fresh_fairseq() -> Iterator[Output]:
     """fairseq as a new process has it: no metrics, no best score, no log handlers but ours; all is
     put back afterwards, and what was printed and logged is in the result."""
@@ -91,7 +123,14 @@ def fresh_fairseq() -> Iterator[Output]:
             function.__dict__.pop(name, None)
     GlobalHydra.instance().clear()
     try:
-        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        with (
+            contextlib.redirect_stdout(stream),
+            contextlib.redirect_stderr(stream),
+            watch_orders(output),
+            warnings.catch_warnings(),
+        ):
+            # hydra's, on how fairseq uses it
+            warnings.filterwarnings("ignore", message=r"\s*'config' is validated against")
             yield output
     finally:
         output.text = stream.getvalue()
@@ -107,15 +146,22 @@ def run(command: str, *arguments: object, stdin: str | None = None) -> Output:
         command: ``train``, ``generate``, ``interactive``, ``validate``, ``preprocess``...
         arguments: its command line.
         stdin: what it reads.
+
+    Raises:
+        what the command raises; an orderly end (``--help``) is none.
     """
     # imported before the log is ours: it sets up one of its own
     module = importlib.import_module(f"fairseq_cli.{command}")
     with fresh_fairseq() as output, contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(sys, "argv", [command, *map(str, arguments)]))
         if stdin is not None:
-            binary = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
-            stack.enter_context(mock.patch.object(sys, "stdin", binary))
-        module.cli_main()
+            text = io.TextIOWrapper(io.BytesIO(stdin.encode()), encoding="utf-8")
+            stack.enter_context(mock.patch.object(sys, "stdin", text))
+        try:
+            module.cli_main()
+        except SystemExit as end:
+            if end.code:
+                raise
     return output
 
 
@@ -130,6 +176,35 @@ def train(data: Path, save_dir: Path, *arguments: object, **flags: object) -> Ou
             one out.
     """
     return run("train", data, "--save-dir", save_dir, *arguments, *spell(TRAINING | flags))
+
+
+def generate(data: Path, path: object, **flags: object) -> Output:
+    """Runs ``fairseq-generate`` with the settings of `DECODING`.
+
+    Args:
+        data: binarised data.
+        path: the checkpoint, or several with colons between them.
+        flags: options over those of `DECODING`, with underscores.
+    """
+    return run("generate", data, *spell({"path": path} | DECODING | flags))
+
+
+def interactive(data: Path, path: object, lines: list[str], **flags: object) -> Output:
+    """Runs ``fairseq-interactive`` on these lines with the settings of `DECODING`."""
+    text = "".join(f"{line}\n" for line in lines)
+    options = {"path": path, "buffer_size": 1000} | DECODING | flags
+    return run("interactive", data, *spell(options), stdin=text)
+
+
+def binarise(folder: Path, text: Path, test: str, dictionary: Path | None = None) -> None:
+    """Runs ``fairseq-preprocess``, on the test sets alone where a dictionary is given."""
+    arguments = ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"]
+    arguments += ["--destdir", folder, "--workers", 1, "--testpref", test]
+    if dictionary is None:
+        arguments += ["--trainpref", text / "train", "--validpref", text / "valid"]
+    else:
+        arguments += ["--srcdict", dictionary]
+    run("preprocess", *arguments)
 
 
 def spell(flags: dict[str, object]) -> list[str]:
@@ -173,4 +248,15 @@ TRAINING = {
     "num_workers": 0,
     "no_epoch_checkpoints": True,
     "disable_validation": True,
+}
+DECODING = {
+    "user_dir": PACKAGE,
+    "task": "iot_translation",
+    "source_lang": "de",
+    "target_lang": "en",
+    "cpu": True,
+    "beam": 2,
+    "max_len_b": 10,
+    "batch_size": 64,
+    "num_workers": 0,
 }

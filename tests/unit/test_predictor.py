@@ -91,7 +91,9 @@ def test_temperature(minimum, more, decay, frequency, updates):
     assert tau == max((minimum + more) * math.exp(-decay * steps), minimum)
     assert minimum <= schedule(updates + frequency) <= tau <= schedule(0) == minimum + more
     assert tau == schedule(steps), "must hold between two changes"
-    assert schedule.is_constant_by_oversight == (more > 0 and decay == 0 and minimum + more > minimum)
+    assert schedule.is_constant_by_oversight == (
+        more > 0 and decay == 0 and minimum + more > minimum
+    )
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,10 @@ def test_temperature(minimum, more, decay, frequency, updates):
         ((20, 0, 0, 1), "--iot-tau-min must be above 0, but is 0 instead"),
         ((20, -1, 0, 1), "--iot-tau-min must be above 0, but is -1 instead"),
         ((1, 2, 0, 1), "--iot-tau-max must be at least --iot-tau-min (2), but is 1 instead"),
-        ((math.nan, 2, 0, 1), "--iot-tau-max must be at least --iot-tau-min (2), but is nan instead"),
+        (
+            (math.nan, 2, 0, 1),
+            "--iot-tau-max must be at least --iot-tau-min (2), but is nan instead",
+        ),
         ((20, math.nan, 0, 1), "--iot-tau-min must be above 0, but is nan instead"),
         ((20, 2, -0.1, 1), "--iot-tau-decay must be 0 or more, but is -0.1 instead"),
         ((20, 2, 0, 0), "--iot-tau-update-freq must be 1 or more, but is 0 instead"),
@@ -123,9 +128,7 @@ def test_clamp_at_most_one_share(orders):
             check_clamp(clamp, orders)
 
 
-@given(
-    st.lists(st.floats(-1e4, 1e4, width=32), min_size=2, max_size=6), st.floats(0, 1, width=32)
-)
+@given(st.lists(st.floats(-1e4, 1e4, width=32), min_size=2, max_size=6), st.floats(0, 1, width=32))
 def test_clamped_probabilities(logits, share):
     clamp = share / len(logits)
     probs = clamped_log_probs(torch.tensor([logits]), clamp).exp()
@@ -147,7 +150,7 @@ def test_clamped_probabilities(logits, share):
 def extreme_logits() -> torch.Tensor:
     """Logits `(B, 3)` that float16 can still hold, equal, tiny, and far apart."""
     rows = [[0, 0, 0], [1, -1, 0.5], [65504, 0, -65504], [-65504] * 3, [65504, 65504, 0]]
-    return torch.tensor(rows + [[1e-7, 0, -1e-7], [88, -104, 0], [0, 0, 16.5]])
+    return torch.tensor([*rows, [1e-7, 0, -1e-7], [88, -104, 0], [0, 0, 16.5]])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES], ids=lambda dtype: str(dtype)[6:])

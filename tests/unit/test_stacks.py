@@ -105,7 +105,9 @@ class Search:
         self.whole = {
             "encoder_out": [x[:, rows] for x in self.whole["encoder_out"]],
             "encoder_padding_mask": [x[rows] for x in self.whole["encoder_padding_mask"]],
-        } | {key: [] for key in ("encoder_embedding", "encoder_states", "src_tokens", "src_lengths")}
+        } | {
+            key: [] for key in ("encoder_embedding", "encoder_states", "src_tokens", "src_lengths")
+        }
 
 
 # ---------------------------------------------------------------- cached equals full

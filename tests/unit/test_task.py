@@ -1,0 +1,200 @@
+"""The task keeps every sentence and batches by order (cases 18 and 19)."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from fairseq.data import LanguagePairDataset
+from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
+from helpers import (
+    EOS,
+    FIRST_WORD,
+    VOCABULARY,
+    build_dictionary,
+    build_model,
+    configure,
+    randomize,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from spread import source_means, spread_weights
+
+from iot_fairseq.task import (
+    IotTranslationConfig,
+    IotTranslationTask,
+    WholeDataset,
+    predict_orders,
+)
+
+LIMITS = [
+    {"max_sentences": 1},
+    {"max_sentences": 7},
+    {"max_sentences": 64},
+    {"max_tokens": 40},
+    {"max_tokens": 30, "max_sentences": 5},
+    {},
+]
+
+
+def build_dataset(lengths, seed: int = 1) -> LanguagePairDataset:
+    """Sentence pairs of these source lengths, without the end-of-sentence."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def sentence(length: int) -> torch.Tensor:
+        words = torch.randint(FIRST_WORD, VOCABULARY, (length,), generator=generator)
+        return torch.cat((words, torch.tensor([EOS])))
+
+    source = [sentence(length) for length in lengths]
+    target = [sentence(max(1, length - 1)) for length in lengths]
+    sizes = ([len(line) for line in side] for side in (source, target))
+    dictionary = build_dictionary()
+    return LanguagePairDataset(
+        source, next(sizes), dictionary, target, next(sizes), dictionary, shuffle=False
+    )
+
+
+def build_task() -> IotTranslationTask:
+    dictionary = build_dictionary()
+    return IotTranslationTask(IotTranslationConfig(), dictionary, dictionary)
+
+
+@pytest.fixture(scope="module")
+def dataset() -> LanguagePairDataset:
+    generator = torch.Generator().manual_seed(2)
+    return build_dataset(torch.randint(0, 20, (53,), generator=generator).tolist())
+
+
+@pytest.fixture(scope="module")
+def model(dataset):
+    """A model that takes all of its orders on `dataset`."""
+    model = randomize(build_model(iot_decoder_orders="scf,csf,fcs")).eval()
+    batch = dataset.collater([dataset[i] for i in range(len(dataset))])["net_input"]
+    with torch.no_grad():
+        means = source_means(model, batch["src_tokens"], batch["src_lengths"])
+        model.encoder.decoder_order_predictor.weight.copy_(spread_weights(means, 3))
+    return model
+
+
+def batches(task, dataset, **kwargs) -> list[list[int]]:
+    """Indices of the sentences in each batch, as fairseq's commands would read them."""
+    limits = {"max_tokens": None, "max_sentences": None} | kwargs
+    if limits["max_tokens"] is None and limits["max_sentences"] is None:
+        limits["max_tokens"] = 12000  # what fairseq-generate falls back to
+    iterator = task.get_batch_iterator(dataset, **limits)
+    found = iterator.next_epoch_itr(shuffle=False)
+    return [batch["id"].tolist() for batch in found if "id" in batch]
+
+
+def test_registered():
+    assert TASK_REGISTRY["iot_translation"] is IotTranslationTask
+    assert TASK_DATACLASS_REGISTRY["iot_translation"] is IotTranslationConfig
+
+
+@given(
+    st.lists(st.integers(0, 12), min_size=1, max_size=40),
+    st.sampled_from(LIMITS),
+    st.sampled_from([1, 2, 8]),
+    st.lists(st.integers(0, 2), min_size=40, max_size=40) | st.none(),
+)
+@settings(max_examples=60, deadline=None)
+def test_every_sentence_once_in_batches_of_one_order(lengths, limits, multiple, orders):
+    dataset = build_dataset(lengths)
+    if orders is not None:
+        orders = np.array(orders[: len(lengths)]).reshape(-1, 1)
+    whole = WholeDataset(dataset, orders)
+    found = whole.batch_by_size(
+        whole.ordered_indices(), required_batch_size_multiple=multiple, **limits
+    )
+    assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
+    for batch in found:
+        assert len(batch) <= limits.get("max_sentences", len(batch))
+        longest = max(dataset.num_tokens(index) for index in batch)
+        assert longest * len(batch) <= limits.get("max_tokens", longest * len(batch))
+        if orders is not None:
+            assert len(np.unique(orders[batch])) == 1
+
+
+def test_fairseq_itself_drops_sentences(dataset):
+    """The fault that the task is there for: should fairseq mend it, the task may go."""
+    kept = dataset.batch_by_size(
+        dataset.ordered_indices(), max_sentences=64, required_batch_size_multiple=8
+    )
+    assert sum(map(len, kept)) == 48
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+@pytest.mark.parametrize("multiple", [1, 8])
+def test_batches_of_the_iterator(dataset, model, limits, multiple):
+    """Of a loaded model, of a stock one, and in training."""
+    for loaded in ([], [model], [build_model("transformer")], [model, model]):
+        task = build_task()
+        task.loaded_models += loaded
+        found = batches(task, dataset, required_batch_size_multiple=multiple, **limits)
+        assert sorted(chain(*found)) == list(range(len(dataset)))
+        if model in loaded:
+            orders = predict_orders([model], dataset)[:, 0]
+            assert all(len(set(orders[batch])) == 1 for batch in found)
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=str)
+def test_orders_do_not_depend_on_the_batch(dataset, model, limits):
+    orders = predict_orders([model], dataset, **limits)
+    assert orders.shape == (len(dataset), 1)
+    assert set(orders.ravel()) == {0, 1, 2}
+    for index in range(len(dataset)):
+        alone = dataset.collater([dataset[index]])["net_input"]
+        out = model.encoder(alone["src_tokens"], alone["src_lengths"])
+        assert out["decoder_order"][0].item() == orders[index, 0]
+
+
+def test_orders_of_an_ensemble_and_of_a_set_without_sentences(dataset, model):
+    other = randomize(build_model(iot_decoder_orders="fsc,sfc"), seed=5).eval()
+    orders = predict_orders([model, other], dataset)
+    assert (orders[:, :1] == predict_orders([model], dataset)).all()
+    assert (orders[:, 1:] == predict_orders([other], dataset)).all()
+    assert predict_orders([model], build_dataset([])).shape == (0, 1)
+    nothing = np.zeros(0, dtype=np.int64)
+    assert WholeDataset(build_dataset([]), np.zeros((0, 1))).batch_by_size(nothing) == []
+
+
+def test_sentences_too_long_for_the_model_are_left_to_fairseq(model):
+    dataset = build_dataset([3, 30, 4])
+    short = build_model(iot_decoder_orders="scf,csf", max_source_positions=12).eval()
+    assert predict_orders([short], dataset)[1, 0] == 0
+    task = build_task()
+    task.loaded_models.append(short)
+    kwargs = {"max_positions": (12, 12), "max_sentences": 2}
+    assert sorted(chain(*batches(task, dataset, ignore_invalid_inputs=True, **kwargs))) == [0, 2]
+    with pytest.raises(Exception, match="Size of sample #1 is invalid"):
+        batches(task, dataset, **kwargs)
+
+
+@pytest.mark.parametrize("shards", [2, 3, 7])
+def test_shards_share_the_sentences_out(dataset, model, shards):
+    found = []
+    for shard in range(shards):
+        task = build_task()
+        task.loaded_models.append(model)
+        found += batches(task, dataset, max_sentences=6, num_shards=shards, shard_id=shard)
+    assert sorted(chain(*found)) == list(range(len(dataset)))
+
+
+def test_training_keeps_one_iterator(dataset):
+    """fairseq counts epochs on it."""
+    task = build_task()
+    first = task.get_batch_iterator(dataset, max_sentences=8, seed=1)
+    assert task.get_batch_iterator(dataset, max_sentences=8, seed=1, epoch=2) is first
+    other = build_dataset([1, 2])
+    assert task.get_batch_iterator(other, max_sentences=8, seed=1) is not first
+
+
+def test_only_models_from_checkpoints_are_asked_for_orders():
+    task = build_task()
+    cfg = configure(iot_decoder_orders="0,3").model
+    task.build_model(cfg)
+    assert task.loaded_models == []
+    model = task.build_model(cfg, from_checkpoint=True)
+    assert task.loaded_models == [model]
