@@ -6,7 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib-venv.sh"
 
 NAME=quickstart
 ARCH=transformer_tiny
-BUDGET=(--max-epoch 15)
+BUDGET=(--max-epoch 10)
 RECIPE=(
     --share-all-embeddings --dropout 0.1 --label-smoothing 0.1
     --optimizer adam --adam-betas "(0.9, 0.98)" --lr 5e-3
@@ -35,7 +35,7 @@ build_corpus() {
     local new="$out/corpus.tmp" ddtp=("$PYTHON" "$ROOT/scripts/ddtp.py")
     rm -rf "$new" "$out/corpus" "$out/model"
     mkdir -p "$new/pieces"
-    run_quietly "$STEPS/grammar.log" "$PYTHON" "$ROOT/scripts/grammar_corpus.py" "$new"
+    run_quietly "$STEPS/grammar.log" "$PYTHON" "$ROOT/scripts/grammar_corpus.py" "$new" --train 6000
     run_quietly "$STEPS/sentencepiece.log" "${ddtp[@]}" model --language de \
         --text "$new" --vocab 800 --out "$new/spm.model"
     run_quietly "$STEPS/pieces.log" "${ddtp[@]}" pieces --language de \

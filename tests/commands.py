@@ -72,14 +72,25 @@ class Output:
         return {number: best[0][1] for number, best in self.hypotheses().items()}
 
 
-class _Handler(logging.StreamHandler):
-    def __init__(self, output: Output, stream: io.StringIO) -> None:
-        super().__init__(stream)
-        self.output = output
+@contextlib.contextmanager
+def watch_log(output: Output, stream: io.StringIO) -> Iterator[None]:
+    """Sends the log to the stream and keeps its records, also where a command sets up its own."""
+    root, create = logging.getLogger(), logging.getLogRecordFactory()
+    handlers, level = root.handlers[:], root.level
 
-    def emit(self, record: logging.LogRecord) -> None:
-        self.output.records.append(record)
-        super().emit(record)
+    def create_and_keep(*args, **kwargs) -> logging.LogRecord:
+        output.records.append(create(*args, **kwargs))
+        return output.records[-1]
+
+    root.handlers[:] = [logging.StreamHandler(stream)]
+    root.setLevel(logging.INFO)
+    logging.setLogRecordFactory(create_and_keep)
+    try:
+        yield
+    finally:
+        logging.setLogRecordFactory(create)
+        root.handlers[:] = handlers
+        root.setLevel(level)
 
 
 @contextlib.contextmanager
@@ -110,10 +121,7 @@ def watch_orders(output: Output) -> Iterator[None]:
 def fresh_fairseq() -> Iterator[Output]:
     """fairseq as a new process has it: no metrics, no best score, no log handlers but ours; all is
     put back afterwards, and what was printed and logged is in the result."""
-    output, stream, root = Output(), io.StringIO(), logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    root.handlers[:] = [_Handler(output, stream)]
-    root.setLevel(logging.INFO)
+    output, stream = Output(), io.StringIO()
     metrics.reset()
     for function, names in {
         checkpoint_utils.save_checkpoint: ("best",),
@@ -126,6 +134,7 @@ def fresh_fairseq() -> Iterator[Output]:
         with (
             contextlib.redirect_stdout(stream),
             contextlib.redirect_stderr(stream),
+            watch_log(output, stream),
             watch_orders(output),
             warnings.catch_warnings(),
         ):
@@ -134,8 +143,6 @@ def fresh_fairseq() -> Iterator[Output]:
             yield output
     finally:
         output.text = stream.getvalue()
-        root.handlers[:] = handlers
-        root.setLevel(level)
         (progress_bar._tensorboard_writers or {}).clear()
 
 

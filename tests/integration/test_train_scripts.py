@@ -18,12 +18,21 @@ sys.path.insert(0, str(SCRIPTS))
 
 import ddtp  # noqa: E402
 import grammar_corpus  # noqa: E402
+import iwslt14  # noqa: E402
 
 ENVIRONMENT = {**os.environ, "IOT_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
 SIZES = {"train": 300, "valid": 20, "test": 45}  # 45: no multiple of 8
 SMALL = "--encoder-embed-dim 16 --decoder-embed-dim 16 --encoder-ffn-embed-dim 16"
 SMALL += " --decoder-ffn-embed-dim 16 --max-tokens 1000 --cpu"
 IOT_FLAGS = SMALL + " --max-epoch 9"
+
+
+def binarise(pieces: Path, out: Path) -> Path:
+    """fairseq-preprocess with a joined dictionary."""
+    prefixes = [word for name in SIZES for word in (f"--{name}pref", pieces / name)]
+    languages = ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"]
+    run_fairseq("preprocess", *languages, *prefixes, "--destdir", out)
+    return out
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +44,24 @@ def data(tmp_path_factory) -> Path:
     pieces.mkdir()
     ddtp.train_model(folder, "de", 300, folder / "spm.model")
     ddtp.write_pieces(folder, "de", folder / "spm.model", pieces)
-    prefixes = [word for name in SIZES for word in (f"--{name}pref", pieces / name)]
-    languages = ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"]
-    run_fairseq("preprocess", *languages, *prefixes, "--destdir", folder / "bin")
-    return folder / "bin"
+    return binarise(pieces, folder / "bin")
+
+
+@pytest.fixture(scope="module")
+def tokenised_data(tmp_path_factory) -> Path:
+    """The corpus as the paper's IWSLT14: Moses tokens in lower case, subword-nmt's marks."""
+    folder = tmp_path_factory.mktemp("tokenised")
+    text, subwords = folder / "text", folder / "subwords"
+    subwords.mkdir()
+    sets = {
+        name: [(*(re.sub(r"([,.])", r" \1", side.lower()) for side in pair), kind)
+               for *pair, kind in triples]
+        for name, triples in grammar_corpus.build(SIZES, seed=1).items()
+    }  # fmt: skip
+    grammar_corpus.write(text, sets)
+    iwslt14.learn_codes(text, 100, folder / "code")
+    iwslt14.apply_codes(text, folder / "code", subwords)
+    return binarise(subwords, folder / "bin")
 
 
 def command(script: str, *arguments: object, flags: str = "") -> list[str]:
@@ -115,14 +138,19 @@ def test_other_settings_do_not_mix_into_a_run(iot, data):
     assert f"{out} holds a run with other settings" in done.stderr
 
 
-def test_the_baseline_by_the_same_script(data, tmp_path):
+def test_the_baseline_on_tokenised_text(tokenised_data, tmp_path):
     out = tmp_path / "baseline"
-    flags = f"{SMALL} --max-epoch 1"
-    done = call("train-ddtp.sh", "baseline", "--data", data, "--out", out, flags=flags)
+    flags = f"{SMALL} --encoder-layers 1 --decoder-layers 1 --max-update 9"
+    done = call("train-iwslt14.sh", "baseline", "--data", tokenised_data, "--out", out, flags=flags)
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^BLEU \d+\.\d\d  \(nrefs", done.stdout, re.MULTILINE)
+    assert re.search(r"^tokenised BLEU \d+\.\d\d  \(nrefs.*tok:none", done.stdout, re.MULTILINE)
+    assert re.search(
+        r"^detokenised BLEU \d+\.\d\d  \(.*case:lc.*tok:13a", done.stdout, re.MULTILINE
+    )
     assert "orders" not in done.stdout
     assert "regret" not in done.stdout
+    log = (out / "evaluation" / "generate-test.txt").read_text()
+    assert "@@" not in "".join(re.findall(r"^[STHD]-.*", log, re.MULTILINE))
 
 
 def test_another_set_and_a_single_checkpoint_are_evaluated(iot, data, tmp_path):
