@@ -32,5 +32,5 @@ setup(
         "tensorboard": ["tensorboardX"],
         "test": ["pytest", "hypothesis", "ruff", "PyYAML"],
     },
-    entry_points={"console_scripts": ["iot-convert=iot_fairseq.checkpoints:convert_main"]},
+    entry_points={"console_scripts": ["iot-convert=iot_fairseq.conversion:convert_main"]},
 )

@@ -112,7 +112,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         features, choice = model(**sample["net_input"], features_only=True, every_order=True)
         target = sample["target"][:, self.ignore_prefix_size :]
         features = [states[:, self.ignore_prefix_size :] for states in features]
-        projection = model.decoder.output_projection.weight
+        projection = choice["projection"]
         pairs = [
             objective.sentence_losses(states, projection, target, self.padding_idx)
             for states in features
@@ -202,6 +202,8 @@ def _order_log(orders: tuple[str, ...], choice: dict, nll: Tensor) -> dict[str, 
 
 class CollapseWatch:
     """Warns when one order has taken nearly all sentences of several validations in a row.
+
+    A validation is judged when training goes on after it; each process judges what it has seen.
 
     Args:
         share: what counts as nearly all.

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from fairseq.dataclass import FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.distributed.utils import get_data_parallel_rank, get_data_parallel_world_size
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.models.transformer import transformer_legacy as stock
@@ -160,7 +161,7 @@ class IotTransformerModel(TransformerModel):
             As fairseq, each sentence under its own order. With `every_order` a list of `K` tensors
             of logits `(B, T, V)` (with `features_only` of states `(B, T, C)`), and a dictionary
             with ``log_probs``, ``clamped_log_probs`` and ``weights`` of the orders, each `(B, K)`,
-            ``chosen`` `(B,)`, and ``tau``.
+            ``chosen`` `(B,)`, ``tau``, and ``projection``, which makes logits of states, `(V, C)`.
         """
         encoder_out = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         if every_order:
@@ -168,7 +169,10 @@ class IotTransformerModel(TransformerModel):
                 self.decoder(prev_output_tokens, encoder_out, None, features_only, order=order)[0]
                 for order in self.decoder_orders
             ]
-            return outputs, self._weigh_orders(encoder_out, len(src_tokens))
+            choice = self._weigh_orders(encoder_out, len(src_tokens))
+            # a view, so that torch's DDP finds the parameter in the graph of what we return
+            projection = self.decoder.output_projection.weight
+            return outputs, {**choice, "projection": projection.view_as(projection)}
         if self.training and len(self.decoder_orders) > 1:
             raise ValueError(
                 "--criterion must be iot_label_smoothed_cross_entropy to train a choice of "
@@ -201,7 +205,10 @@ class IotTransformerModel(TransformerModel):
         clamped = clamped_log_probs(logits, self.clamp)
         tau = self.tau(self.num_updates)
         if self.training:
-            noise = gumbel_noise((self.gumbel_draws, *logits.shape), like=logits)
+            # fairseq seeds every process alike: each goes on to a draw of its own
+            rank = get_data_parallel_rank() if get_data_parallel_world_size() > 1 else 0
+            for _ in range(rank + 1):
+                noise = gumbel_noise((self.gumbel_draws, *logits.shape), like=logits)
             weights = gumbel_weights(clamped, noise, tau)
         else:
             weights = F.one_hot(chosen, logits.size(-1)).to(logits)
@@ -238,6 +245,20 @@ def _forced_order(args) -> str | None:
     return forced
 
 
+# Options of fairseq that several orders rule out, and why.
+SINGLE_ORDER_ONLY = {
+    "quant_noise_pq": "its hook rewrites the weights at every pass, so each order would train "
+    "other weights",
+    "quant_noise_scalar": "the objective would go past the noise of the output projection",
+    "adaptive_softmax_cutoff": "the objective needs logits over the whole vocabulary",
+    "decoder_layerdrop": "each order of a step would drop other layers",
+}
+DDP_AND_CHECKPOINTS = (
+    "a layer that is recomputed for every order is more than torch's DDP takes; "
+    "--ddp-backend legacy_ddp takes it"
+)
+
+
 def _check_options(args) -> tuple[str, ...]:
     """Checks what can be checked before anything is built; returns the orders."""
     orders = parse_orders(args.iot_decoder_orders)
@@ -250,19 +271,20 @@ def _check_options(args) -> tuple[str, ...]:
         )
     if getattr(args, "base_layers", 0):
         raise ValueError("--base-layers must be 0: a base layer stands outside every order")
+    refused = {}
     if orders != (STOCK_DECODER_ORDER,):
-        for name, why in {
-            "no_cross_attention": "it takes away the sublayer c that the orders place",
-            "quant_noise_pq": "its hook rewrites the weights at every pass, so each order would "
-            "train other weights",
-            "adaptive_softmax_cutoff": "the objective needs logits over the whole vocabulary",
-            "decoder_layerdrop": "each order of a step would drop other layers",
-        }.items():
-            if getattr(args, name, None):
-                raise ValueError(
-                    f"--{name.replace('_', '-')} cannot be had with --iot-decoder-orders "
-                    f"{','.join(orders)}: {why}"
-                )
+        refused["no_cross_attention"] = "it takes away the sublayer c that the orders place"
+    if len(orders) > 1:
+        refused |= SINGLE_ORDER_ONLY
+        if getattr(args, "ddp_backend", None) not in ("no_c10d", "legacy_ddp"):
+            distributed = getattr(args, "distributed_world_size", 1) > 1
+            refused |= {"checkpoint_activations": DDP_AND_CHECKPOINTS} if distributed else {}
+    for name, why in refused.items():
+        if getattr(args, name, None):
+            raise ValueError(
+                f"--{name.replace('_', '-')} cannot be had with --iot-decoder-orders "
+                f"{','.join(orders)}: {why}"
+            )
     return orders
 
 

@@ -63,13 +63,16 @@ def sentence_losses(
     """
     real = target.flatten().ne(pad).nonzero().squeeze(-1)
     packed = features.flatten(0, 1).index_select(0, real)
-    sentence = real.div(target.size(1), rounding_mode="floor")
     device = features.device.type
     if torch.is_autocast_enabled(device):  # as for any linear layer
         half = torch.get_autocast_dtype(device)
         packed, projection = packed.to(half), projection.to(half)
     losses = _TokenLosses.apply(packed, projection, target.flatten()[real])
-    nll, total = (x.new_zeros(len(target)).index_add(0, sentence, x) for x in losses)
+    # put back in place and summed by row: an index_add would be random in its last bits on a GPU
+    nll, total = (
+        x.new_zeros(target.numel()).index_copy(0, real, x).view_as(target).sum(dim=-1)
+        for x in losses
+    )
     return nll, total
 
 
@@ -133,7 +136,8 @@ def classification(
     nll = nll.detach()
     if temperature == 0:
         return F.nll_loss(log_probs, nll.argmin(dim=-1))
-    target = F.softmax(-nll / lengths.unsqueeze(-1) / temperature, dim=-1)
+    mean = nll / lengths.clamp_min(1).unsqueeze(-1)  # no token: no NLL, all orders alike
+    target = F.softmax(-mean / temperature, dim=-1)
     return -(target * log_probs).sum(dim=-1).mean()
 
 

@@ -5,6 +5,8 @@ A decoder block holds three sublayers, each named by a letter: ``s`` causal self
 first applied first; it holds for every block of the stack.
 """
 
+from collections.abc import Iterable
+
 # The position of an order in this tuple is its number in the released IOT code.
 DECODER_ORDERS: tuple[str, ...] = ("scf", "fsc", "cfs", "csf", "sfc", "fcs")
 
@@ -33,11 +35,14 @@ def parse_order(text: str, flag: str) -> str:
     raise ValueError(f"{flag} must name decoder orders out of {known}, but has {text!r} instead")
 
 
-def parse_orders(text: str, flag: str = "--iot-decoder-orders") -> tuple[str, ...]:
-    """Read a comma-separated list of distinct decoder orders.
+def parse_orders(
+    text: str | Iterable[str | int], flag: str = "--iot-decoder-orders"
+) -> tuple[str, ...]:
+    """Read a list of distinct decoder orders.
 
     Args:
-        text: for example ``"scf,csf,fcs"``, or ``"0,3,5"``, which is the same.
+        text: comma-separated, for example ``"scf,csf,fcs"``, or ``"0,3,5"``, which is the same;
+            or the items themselves.
         flag: the option it came from, for the error message.
 
     Returns:
@@ -46,6 +51,8 @@ def parse_orders(text: str, flag: str = "--iot-decoder-orders") -> tuple[str, ..
     Raises:
         ValueError: the list is empty, names an unknown order, or names one twice.
     """
+    if not isinstance(text, (str, int)):  # a list, as YAML may have it
+        text = ",".join(map(str, text))
     items = [item for item in str(text).replace(" ", ",").split(",") if item]
     if not items:
         raise ValueError(f"{flag} must name at least one decoder order, but is {text!r} instead")
@@ -56,3 +63,14 @@ def parse_orders(text: str, flag: str = "--iot-decoder-orders") -> tuple[str, ..
             f"{flag} must name each order once, but names {', '.join(twice)} again in {text!r}"
         )
     return orders
+
+
+def order_numbers(orders: Iterable[str]) -> list[float]:
+    """The numbers of orders, as a checkpoint keeps them: floats, so that averages over checkpoints
+    and over updates can be taken of them as of all that it holds."""
+    return [float(DECODER_ORDERS.index(order)) for order in orders]
+
+
+def order_names(numbers: Iterable[float]) -> tuple[str, ...]:
+    """The orders that `order_numbers` numbered."""
+    return tuple(DECODER_ORDERS[round(number)] for number in numbers)

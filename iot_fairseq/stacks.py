@@ -16,6 +16,7 @@ from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor
 
 from .layers import IncrementalState, OrderedDecoderLayer
+from .orders import order_names, order_numbers
 from .predictor import OrderPredictor
 
 EncoderOut = dict[str, list[Tensor]]
@@ -46,6 +47,8 @@ class OrderedEncoder(TransformerEncoderBase):
             self.decoder_order_predictor = OrderPredictor(
                 len(decoder_orders), embed_tokens.embedding_dim
             )
+            # its rows mean nothing without the orders that they were trained for
+            self.register_buffer("decoder_orders", torch.tensor(order_numbers(decoder_orders)))
 
     def forward(
         self,
@@ -84,12 +87,23 @@ class OrderedEncoder(TransformerEncoderBase):
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str):
         """Lets a checkpoint without an order predictor warm-start this model. Until it is trained,
-        choosing an order by it is refused (see `forward`)."""
+        choosing an order by it is refused (see `forward`).
+
+        Raises:
+            ValueError: the checkpoint was trained for other orders.
+        """
         if self.decoder_order_predictor is not None:
             key = f"{name}.decoder_order_predictor.weight"
             self.lacks_predictor_weights = key not in state_dict
             if self.lacks_predictor_weights:
                 state_dict[key] = self.decoder_order_predictor.weight.detach().clone()
+            theirs = state_dict.setdefault(f"{name}.decoder_orders", self.decoder_orders.clone())
+            there, here = (order_names(orders.tolist()) for orders in (theirs, self.decoder_orders))
+            if there != here:
+                raise ValueError(
+                    f"--iot-decoder-orders must be {','.join(there)}, as in the checkpoint, "
+                    f"but is {','.join(here)} instead"
+                )
         return super().upgrade_state_dict_named(state_dict, name)
 
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,7 @@ from fairseq.data import BaseWrapperDataset, FairseqDataset
 from fairseq.models import BaseFairseqModel
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from torch.cuda import is_available as cuda_is_available
 
 logger = logging.getLogger(__name__)
 
@@ -38,24 +40,48 @@ class IotTranslationTask(TranslationTask):
         self.whole_datasets: dict[FairseqDataset, WholeDataset] = {}
 
     def build_model(self, cfg, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """As fairseq; a model built to be loaded from a checkpoint is remembered for decoding."""
+        """As fairseq; a model built to be loaded from a checkpoint is remembered for decoding.
+
+        Raises:
+            ValueError: an option that cannot be had in training, or not on this machine.
+        """
+        if not from_checkpoint:
+            _check_training(cfg)
         model = super().build_model(cfg, from_checkpoint)
         if from_checkpoint:
             self.loaded_models.append(model)
         return model
 
     def get_batch_iterator(self, dataset: FairseqDataset, *args, **kwargs):
-        """As fairseq, over all sentences, in batches of one order where models are loaded."""
-        models = [m for m in self.loaded_models if len(getattr(m, "decoder_orders", ())) > 1]
-        if not models:
-            # fairseq keeps one iterator per dataset object, so it must always see the same one
-            whole = self.whole_datasets.setdefault(dataset, WholeDataset(dataset))
-            return super().get_batch_iterator(whole, *args, **kwargs)
-        limits = {key: kwargs.get(key) for key in ("max_tokens", "max_sentences")}
-        orders = predict_orders(models, dataset, **limits)
-        _log_shares(models, orders)
-        kwargs["disable_iterator_cache"] = True
-        return super().get_batch_iterator(WholeDataset(dataset, orders), *args, **kwargs)
+        """As fairseq, over all sentences, in batches of one order where models decode."""
+        # fairseq marks the models that it is about to decode with; scoring wants mixed batches,
+        # for the terms of the objective that are means over a batch
+        models = [
+            model
+            for model in self.loaded_models
+            if model._is_generation_fast and len(getattr(model, "decoder_orders", ())) > 1
+        ]
+        if models:
+            kwargs["disable_iterator_cache"] = True
+        if kwargs.get("disable_iterator_cache"):
+            return super().get_batch_iterator(WholeDataset(dataset, models), *args, **kwargs)
+        # fairseq keeps one iterator per dataset object, so it must always see the same one
+        whole = self.whole_datasets.setdefault(dataset, WholeDataset(dataset))
+        return super().get_batch_iterator(whole, *args, **kwargs)
+
+
+def _check_training(cfg) -> None:
+    for name in ("fp16", "bf16"):
+        if getattr(cfg, name, False) and (getattr(cfg, "cpu", False) or not cuda_is_available()):
+            raise ValueError(
+                f"--{name} must not be given without a GPU: fairseq's half-precision training "
+                "runs on none; leave it out (a checkpoint decodes in either precision)"
+            )
+    if getattr(cfg, "iot_force_decoder_order", None) is not None:
+        raise ValueError(
+            "--iot-force-decoder-order is for decoding and must not be given in training; "
+            "to train one order alone give it to --iot-decoder-orders"
+        )
 
 
 class WholeDataset(BaseWrapperDataset):
@@ -63,19 +89,22 @@ class WholeDataset(BaseWrapperDataset):
 
     Args:
         dataset: any of fairseq's.
-        orders: the order (or, of an ensemble, the row of orders) of every sentence, or None.
+        models: models of several orders, in evaluation mode, that are to decode it.
     """
 
-    def __init__(self, dataset: FairseqDataset, orders: np.ndarray | None = None) -> None:
+    def __init__(self, dataset: FairseqDataset, models: Sequence[BaseFairseqModel] = ()) -> None:
         super().__init__(dataset)
-        self.orders = orders
+        self.models = list(models)
 
     def batch_by_size(self, indices, **kwargs) -> list[np.ndarray]:
         """fairseq's batches of each order one after another, and what fairseq left out of them."""
         indices = np.asarray(indices)
-        if self.orders is None:
+        if not self.models or len(indices) == 0:
             return _all_batches(self.dataset, indices, **kwargs)
-        _, group = np.unique(self.orders[indices], axis=0, return_inverse=True)
+        limits = {key: kwargs.get(key) for key in ("max_tokens", "max_sentences")}
+        orders = predict_orders(self.models, self.dataset, indices, **limits)
+        _log_shares(self.models, orders)
+        _, group = np.unique(orders, axis=0, return_inverse=True)
         batches = []
         for number in np.unique(group):
             batches += _all_batches(self.dataset, indices[group.ravel() == number], **kwargs)
@@ -97,8 +126,9 @@ def _all_batches(dataset: FairseqDataset, indices: np.ndarray, **kwargs) -> list
 
 
 def predict_orders(
-    models: list[BaseFairseqModel],
+    models: Sequence[BaseFairseqModel],
     dataset: FairseqDataset,
+    indices: np.ndarray | None = None,
     max_tokens: int | None = None,
     max_sentences: int | None = None,
 ) -> np.ndarray:
@@ -106,29 +136,30 @@ def predict_orders(
 
     Args:
         models: models of several orders, in evaluation mode.
-        dataset: sentences; those too long for a model get the order 0 (they are not decoded).
+        dataset: sentences.
+        indices: which of them, `(B,)`; all without it.
         max_tokens, max_sentences: limits of a batch.
 
     Returns:
-        Numbers of orders, `(sentences, models)`.
+        Numbers of orders, `(B, models)`, in the sequence of `indices`.
     """
     if max_tokens is None and max_sentences is None:
         max_tokens = DEFAULT_MAX_TOKENS
-    orders = np.zeros((len(dataset), len(models)), dtype=np.int64)
-    lengths = np.array([dataset.src_sizes[index] for index in range(len(dataset))])
-    longest = min(model.max_positions()[0] for model in models)
-    indices = np.argsort(lengths, kind="stable")
-    indices = indices[lengths[indices] <= longest]
+    indices = np.arange(len(dataset)) if indices is None else indices
+    place = {index: number for number, index in enumerate(indices.tolist())}
+    lengths = np.array([dataset.src_sizes[index] for index in indices])
+    by_length = indices[np.argsort(lengths, kind="stable")]
+    orders = np.zeros((len(indices), len(models)), dtype=np.int64)
     device = next(models[0].parameters()).device
-    batches = _all_batches(dataset, indices, max_tokens=max_tokens, max_sentences=max_sentences)
+    limits = {"max_tokens": max_tokens, "max_sentences": max_sentences}
     with torch.no_grad():
-        for batch in batches:
+        for batch in _all_batches(dataset, by_length, **limits):
             sample = dataset.collater([dataset[index] for index in batch])
             sample = utils.move_to_cuda(sample) if device.type == "cuda" else sample
             source = {k: sample["net_input"][k] for k in ("src_tokens", "src_lengths")}
+            rows = [place[index] for index in sample["id"].tolist()]
             for number, model in enumerate(models):
-                chosen = model.encoder(**source)["decoder_order"][0]
-                orders[sample["id"].cpu().numpy(), number] = chosen.cpu().numpy()
+                orders[rows, number] = model.encoder(**source)["decoder_order"][0].cpu().numpy()
     return orders
 
 

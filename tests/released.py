@@ -9,7 +9,7 @@ import torch
 from fairseq.models import FairseqModel
 from torch import Tensor
 
-from iot_fairseq.checkpoints import convert_released_weights
+from iot_fairseq.conversion import convert_released_weights
 
 PREDICTOR = "encoder.decoder_order_predictor.weight"
 VOCABULARY = 40

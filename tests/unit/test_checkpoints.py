@@ -16,7 +16,8 @@ from helpers import build_dictionary, build_model, build_task, random_batch, ran
 from released import by_released_names
 
 from iot_fairseq import checkpoints
-from iot_fairseq.checkpoints import check_overrides, convert_main, convert_released, load, save
+from iot_fairseq.checkpoints import check_overrides, load, save
+from iot_fairseq.conversion import convert_main, convert_released
 
 SIZE = 23
 
@@ -91,7 +92,7 @@ def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
     save({"model": {"x": torch.ones(1)}}, target)
 
     def die(state, file):
-        Path(file).write_bytes(b"half")
+        file.write(b"half")
         raise OSError("disk full")
 
     before = target.read_bytes()

@@ -92,4 +92,4 @@ def test_our_errors_in_the_troubleshooting_are_ours():
     rows += ["the checkpoint holds no order predictor", "the choice of orders has collapsed"]
     for row in rows:
         if "--user-dir" not in row:
-            assert row.removesuffix(" ...") in source, row
+            assert all(part in source for part in row.split("...")), row

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from itertools import chain
+from types import SimpleNamespace
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -75,6 +77,7 @@ def model(dataset):
     with torch.no_grad():
         means = source_means(model, batch["src_tokens"], batch["src_lengths"])
         model.encoder.decoder_order_predictor.weight.copy_(spread_weights(means, 3))
+    model.make_generation_fast_()  # as fairseq does before it decodes
     return model
 
 
@@ -102,12 +105,15 @@ def test_registered():
 @settings(max_examples=60, deadline=None)
 def test_every_sentence_once_in_batches_of_one_order(lengths, limits, multiple, orders):
     dataset = build_dataset(lengths)
+    models = []
     if orders is not None:
         orders = np.array(orders[: len(lengths)]).reshape(-1, 1)
-    whole = WholeDataset(dataset, orders)
-    found = whole.batch_by_size(
-        whole.ordered_indices(), required_batch_size_multiple=multiple, **limits
-    )
+        models = [SimpleNamespace(decoder_orders=("scf", "csf", "fcs"))]
+    whole = WholeDataset(dataset, models)
+    with mock.patch("iot_fairseq.task.predict_orders", lambda _, __, rows, **___: orders[rows]):
+        found = whole.batch_by_size(
+            whole.ordered_indices(), required_batch_size_multiple=multiple, **limits
+        )
     assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
     for batch in found:
         assert len(batch) <= limits.get("max_sentences", len(batch))
@@ -157,19 +163,38 @@ def test_orders_of_an_ensemble_and_of_a_set_without_sentences(dataset, model):
     assert (orders[:, 1:] == predict_orders([other], dataset)).all()
     assert predict_orders([model], build_dataset([])).shape == (0, 1)
     nothing = np.zeros(0, dtype=np.int64)
-    assert WholeDataset(build_dataset([]), np.zeros((0, 1))).batch_by_size(nothing) == []
+    assert WholeDataset(build_dataset([]), [model]).batch_by_size(nothing) == []
 
 
 def test_sentences_too_long_for_the_model_are_left_to_fairseq(model):
     dataset = build_dataset([3, 30, 4])
-    short = build_model(iot_decoder_orders="scf,csf", max_source_positions=12).eval()
-    assert predict_orders([short], dataset)[1, 0] == 0
+    short = build_model(iot_decoder_orders="scf,csf", max_source_positions=12)
+    short.make_generation_fast_()
     task = build_task()
     task.loaded_models.append(short)
     kwargs = {"max_positions": (12, 12), "max_sentences": 2}
     assert sorted(chain(*batches(task, dataset, ignore_invalid_inputs=True, **kwargs))) == [0, 2]
     with pytest.raises(Exception, match="Size of sample #1 is invalid"):
         batches(task, dataset, **kwargs)
+
+
+def test_skipped_sentences_do_not_count(model, caplog):
+    """Neither for the limit of a batch nor for the shares that are logged."""
+    task = build_task()
+    task.loaded_models.append(model)
+    kwargs = {"max_positions": (40, 40), "max_tokens": 50, "ignore_invalid_inputs": True}
+    with caplog.at_level("INFO", logger="iot_fairseq.task"):
+        found = batches(task, build_dataset([3, 4, 60, 5]), **kwargs)
+    assert sorted(chain(*found)) == [0, 1, 3]
+    assert "orders chosen for 3 sentences" in caplog.text
+
+
+def test_scoring_takes_mixed_batches(dataset, model):
+    """The objective has means over a batch: they must not depend on who is batched with whom."""
+    task = build_task()
+    task.loaded_models.append(randomize(build_model(iot_decoder_orders="scf,csf")).eval())
+    stock = build_task()
+    assert batches(task, dataset, max_sentences=7) == batches(stock, dataset, max_sentences=7)
 
 
 @pytest.mark.parametrize("shards", [2, 3, 7])
@@ -189,6 +214,30 @@ def test_training_keeps_one_iterator(dataset):
     assert task.get_batch_iterator(dataset, max_sentences=8, seed=1, epoch=2) is first
     other = build_dataset([1, 2])
     assert task.get_batch_iterator(other, max_sentences=8, seed=1) is not first
+
+
+def test_sharded_data_are_not_kept(dataset):
+    """With several data folders fairseq loads another dataset for every epoch."""
+    task = build_task()
+    task.get_batch_iterator(dataset, max_sentences=8, disable_iterator_cache=True)
+    assert task.whole_datasets == {}
+
+
+@pytest.mark.parametrize("option", [{"fp16": True}, {"bf16": True}])
+def test_half_precision_on_a_cpu_is_refused_in_training_alone(option):
+    task = build_task()
+    cfg = configure(cpu=True, **option).model
+    with pytest.raises(ValueError, match=f"--{next(iter(option))} must not be given without a GPU"):
+        task.build_model(cfg)
+    task.build_model(cfg, from_checkpoint=True)
+
+
+def test_a_forced_order_is_refused_in_training_alone():
+    task = build_task()
+    cfg = configure(iot_force_decoder_order="csf").model
+    with pytest.raises(ValueError, match="--iot-force-decoder-order is for decoding"):
+        task.build_model(cfg)
+    task.build_model(cfg, from_checkpoint=True)
 
 
 def test_only_models_from_checkpoints_are_asked_for_orders():
