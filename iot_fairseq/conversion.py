@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+import warnings
 from copy import deepcopy
 from typing import Any
 
@@ -183,7 +184,10 @@ def convert_main(arguments: list[str] | None = None) -> None:
     try:
         if os.path.exists(args.target):
             raise ValueError(f"{args.target} must not exist yet, but does")
-        state = convert_released(load(args.source), args.source)
+        with warnings.catch_warnings():
+            # hydra's, about how fairseq keeps its settings
+            warnings.simplefilter("ignore", UserWarning)
+            state = convert_released(load(args.source), args.source)
         save(state, args.target)
     except (ValueError, OSError) as error:
         sys.exit(f"iot-convert: {error}")

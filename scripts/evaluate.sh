@@ -43,6 +43,13 @@ while (($#)); do
     esac
     shift
 done
+# Only the translation takes these flags: the loss and the orders would be those of another system.
+for flag in "${extra[@]}"; do
+    case "${flag%%=*}" in
+        --model-overrides | --gen-subset | --path | --task)
+            die "$flag cannot be given here: the report would mix two systems (use fairseq-generate)" ;;
+    esac
+done
 ((${#names[@]} == 2)) || die "give RUN and DATA (see --help)"
 run="${names[0]}" data="${names[1]%/}"
 checkpoint="$run"

@@ -95,8 +95,8 @@ value_of() {
 # A folder holds one run: going on with other settings would mix two.
 check_settings() {
     local file="$OUT/settings.txt"
-    # The first eight words are paths, which may move.
-    printf '%s\n' "${COMMAND[@]:8}" >"$file.new"
+    # The first eight words are paths, which may move; the dictionaries tell the data.
+    printf '%s\n' "${COMMAND[@]:8}" "$(cat "$DATA"/dict.*.txt | cksum)" >"$file.new"
     if [[ -e "$file" ]] && ! cmp -s "$file" "$file.new"; then
         die "$OUT holds a run with other settings (compare settings.txt and settings.txt.new" \
             "there): give another folder with --out"

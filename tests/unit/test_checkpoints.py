@@ -12,6 +12,7 @@ import pytest
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.data import Dictionary
+from fairseq.file_io import PathManager
 from helpers import build_dictionary, build_model, build_task, random_batch, randomize
 from released import by_released_names
 
@@ -103,7 +104,49 @@ def test_a_failed_save_leaves_nothing(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == ["x.pt"]
 
 
+# ---------------------------------------------------------------- orders in the checkpoint
+
+
+@pytest.mark.parametrize("other", ["fcs,csf,scf", "scf,csf,sfc", "scf,csf"])
+def test_other_orders_than_the_checkpoint_s_are_refused(other):
+    state = build_model(iot_decoder_orders="scf,csf,fcs").state_dict()
+    with pytest.raises(ValueError, match="--iot-decoder-orders must be scf,csf,fcs, as in the "):
+        build_model(iot_decoder_orders=other).load_state_dict(dict(state))
+    build_model(iot_decoder_orders="0,3,5").load_state_dict(dict(state))
+
+
+def test_orders_survive_averages_and_half_precision():
+    model = build_model(iot_decoder_orders="fsc,cfs,fcs")
+    model.encoder.decoder_orders.mul_(0.999).add_(model.encoder.decoder_orders, alpha=0.001)
+    state = model.half().state_dict()
+    build_model(iot_decoder_orders="fsc,cfs,fcs").load_state_dict(state)
+
+
+def test_a_checkpoint_without_the_orders_still_loads():
+    state = build_model(iot_decoder_orders="scf,csf").state_dict()
+    del state["encoder.decoder_orders"]
+    build_model(iot_decoder_orders="scf,csf").load_state_dict(state)
+
+
 # ---------------------------------------------------------------- healing
+
+
+def test_a_copy_that_is_killed_leaves_the_file_before(tmp_path, monkeypatch):
+    (tmp_path / "new.pt").write_bytes(b"new")
+    (tmp_path / "last.pt").write_bytes(b"before")
+    with monkeypatch.context() as patch:
+
+        def half(source, target):
+            Path(target).write_bytes(b"n")
+            raise KeyboardInterrupt
+
+        patch.setattr("shutil.copyfile", half)
+        with pytest.raises(KeyboardInterrupt):
+            PathManager.copy(str(tmp_path / "new.pt"), str(tmp_path / "last.pt"), overwrite=True)
+    assert (tmp_path / "last.pt").read_bytes() == b"before"
+    assert sorted(os.listdir(tmp_path)) == ["last.pt", "new.pt"]
+    PathManager.copy(str(tmp_path / "new.pt"), str(tmp_path / "last.pt"), overwrite=True)
+    assert (tmp_path / "last.pt").read_bytes() == b"new"
 
 
 def test_healing_twice_wraps_once():
@@ -136,6 +179,20 @@ def test_user_dir_under_any_name_registers_once(tmp_path, monkeypatch):
 def test_misspelt_override(name):
     with pytest.raises(ValueError, match=f"but has {name!r} instead$"):
         check_overrides({"data": "x", name: 1})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"iot-force-decoder-order": "csf"},
+        {"IOT_force_decoder_order": "csf"},
+        {"force_decoder_order": "csf"},
+        {"model": {"iot_force_decoder_order": "csf"}},
+    ],
+)
+def test_override_that_fairseq_would_ignore(overrides):
+    with pytest.raises(ValueError, match="--model-overrides must name our options as keys of its"):
+        check_overrides(overrides)
 
 
 def test_overrides_of_every_kind_pass():

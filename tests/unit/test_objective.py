@@ -164,6 +164,15 @@ def test_exploitation_is_zero_where_no_sentence_prefers_an_order():
     torch.testing.assert_close(objective.exploitation(sure), want)
 
 
+def test_a_sentence_without_tokens_has_no_best_order():
+    """As --ignore-prefix-size may leave it."""
+    log_probs = torch.randn(2, 3).log_softmax(dim=-1)
+    nll, lengths = torch.tensor([[0.0, 0.0, 0.0], [3.0, 1.0, 2.0]]), torch.tensor([0, 2])
+    found = objective.classification(log_probs, nll, lengths, temperature=0.5)
+    targets = torch.stack((torch.full((3,), 1 / 3), (-nll[1] / 2 / 0.5).softmax(dim=-1)))
+    torch.testing.assert_close(found, -(targets * log_probs).sum(dim=-1).mean())
+
+
 def test_classification_takes_the_best_order_and_leaves_the_likelihood_alone():
     log_probs = torch.randn(3, 3).log_softmax(dim=-1).requires_grad_()
     nll = torch.tensor([[3.0, 1, 2], [0.5, 4, 4], [6, 5, 4]], requires_grad=True)
