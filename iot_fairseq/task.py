@@ -67,6 +67,9 @@ class IotTranslationTask(TranslationTask):
             return super().get_batch_iterator(WholeDataset(dataset, models), *args, **kwargs)
         # fairseq keeps one iterator per dataset object, so it must always see the same one
         whole = self.whole_datasets.setdefault(dataset, WholeDataset(dataset))
+        if self.can_reuse_epoch_itr(whole):
+            # its batches are made once, by seed and epoch: a resumed run is to make the same
+            kwargs["epoch"] = 1
         return super().get_batch_iterator(whole, *args, **kwargs)
 
 

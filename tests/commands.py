@@ -141,6 +141,9 @@ def fresh_fairseq() -> Iterator[Output]:
             # hydra's, on how fairseq uses it
             warnings.filterwarnings("ignore", message=r"\s*'config' is validated against")
             yield output
+    except BaseException as error:
+        error.add_note(stream.getvalue())
+        raise
     finally:
         output.text = stream.getvalue()
         (progress_bar._tensorboard_writers or {}).clear()
@@ -155,7 +158,8 @@ def run(command: str, *arguments: object, stdin: str | None = None) -> Output:
         stdin: what it reads.
 
     Raises:
-        what the command raises; an orderly end (``--help``) is none.
+        what the command raises, what it printed being a note on that; an orderly end
+        (``--help``) is none.
     """
     # imported before the log is ours: it sets up one of its own
     module = importlib.import_module(f"fairseq_cli.{command}")
@@ -203,15 +207,17 @@ def interactive(data: Path, path: object, lines: list[str], **flags: object) -> 
     return run("interactive", data, *spell(options), stdin=text)
 
 
-def binarise(folder: Path, text: Path, test: str, dictionary: Path | None = None) -> None:
-    """Runs ``fairseq-preprocess``, on the test sets alone where a dictionary is given."""
-    arguments = ["--source-lang", "de", "--target-lang", "en", "--joined-dictionary"]
-    arguments += ["--destdir", folder, "--workers", 1, "--testpref", test]
-    if dictionary is None:
-        arguments += ["--trainpref", text / "train", "--validpref", text / "valid"]
-    else:
-        arguments += ["--srcdict", dictionary]
-    run("preprocess", *arguments)
+def binarise(folder: Path, dictionary: Path, **prefixes: object) -> None:
+    """Runs ``fairseq-preprocess`` with one dictionary for both languages.
+
+    Args:
+        folder: where the data go.
+        dictionary: the words.
+        prefixes: of the text by set (``train``, ``valid``, ``test``), without the language.
+    """
+    sets = {f"{name}pref": prefix for name, prefix in prefixes.items()}
+    flags = {"source_lang": "de", "target_lang": "en", "destdir": folder, "workers": 1}
+    run("preprocess", "--joined-dictionary", *spell(flags | {"srcdict": dictionary} | sets))
 
 
 def spell(flags: dict[str, object]) -> list[str]:

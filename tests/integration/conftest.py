@@ -13,10 +13,10 @@ import torch
 import yaml
 from commands import PACKAGE, ROOT, binarise, run, train
 from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
 from spread import source_means, spread_weights
 
 PREDICTOR = "encoder.decoder_order_predictor.weight"
-ORDERS = ("scf", "csf", "fcs")
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 # What lets a model of this size learn to translate in a few seconds.
 QUICK = {"dropout": 0.0, "label_smoothing": 0.0, "max_tokens": 600, "max_update": 100}
@@ -66,8 +66,15 @@ def corpus(tmp_path_factory) -> Corpus:
             lines = source.read_text(encoding="utf-8").splitlines()[: TEST_SETS.get(name)]
             tokens = [re.sub(r"([.,?!])", r" \1", line.lower()) for line in lines]
             (text / f"{name}.{language}").write_text("\n".join(tokens) + "\n", encoding="utf-8")
-    binarise(folder, text, ",".join(str(text / name) for name in TEST_SETS))
-    return Corpus(folder, text)
+    corpus = Corpus(folder, text)
+    words = Dictionary()
+    for line in corpus.lines("train") + corpus.lines("train", "en") + corpus.lines("valid", "en"):
+        words.encode_line(line)
+    words.save(str(text / "words"))
+    prefixes = {"test": ",".join(str(text / name) for name in TEST_SETS)}
+    prefixes |= {name: text / name for name in ("train", "valid")}
+    binarise(folder, text / "words", **prefixes)
+    return corpus
 
 
 def spread_orders(path: Path, corpus: Corpus) -> None:
@@ -122,7 +129,8 @@ def stock(trained) -> Trained:
 def twin(pre, tmp_path_factory) -> Path:
     """The weights of `pre` in a stock Transformer, which has no orders but scf."""
     state = pre.state()
-    del state["model"][PREDICTOR]
+    for name in (PREDICTOR, "encoder.decoder_orders"):
+        del state["model"][name]
     settings = vars(state["cfg"]["model"])
     for name in [name for name in settings if name.startswith("iot_")]:
         del settings[name]
