@@ -10,6 +10,7 @@ import torch
 from fairseq import utils
 from fairseq.data import BaseWrapperDataset, FairseqDataset
 from fairseq.models import BaseFairseqModel
+from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from torch.cuda import is_available as cuda_is_available
@@ -51,6 +52,13 @@ class IotTranslationTask(TranslationTask):
         if from_checkpoint:
             self.loaded_models.append(model)
         return model
+
+    def inference_step(self, generator, models, sample: dict, *args, **kwargs):
+        """As fairseq, whose diverse beam search takes the sentences' ids in the data set for their
+        places in the batch: without them it counts."""
+        if isinstance(getattr(generator, "search", None), DiverseBeamSearch):
+            sample = {key: value for key, value in sample.items() if key != "id"}
+        return super().inference_step(generator, models, sample, *args, **kwargs)
 
     def get_batch_iterator(self, dataset: FairseqDataset, *args, **kwargs):
         """As fairseq, over all sentences, in batches of one order where models decode."""

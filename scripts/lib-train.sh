@@ -112,7 +112,7 @@ train() {
     fi
     [[ -e "$OUT/checkpoint_last.pt" ]] && say "Going on from $OUT/checkpoint_last.pt"
     epochs="$(value_of --max-epoch)" updates="$(value_of --max-update)"
-    "$PYTHON" "$ROOT/scripts/progress.py" --title "Training $NAME-$SYSTEM" --log "$OUT/train.log" \
+    "$PYTHON" "$ROOT/scripts/progress.py" --title "Training $SYSTEM" --log "$OUT/train.log" \
         ${epochs:+--epochs "$epochs"} ${updates:+--updates "$updates"} -- "${COMMAND[@]}"
     touch "$OUT/finished"
 }

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TextIO
 
 TAIL_LINES = 20
-BAR_WIDTH = 24
+BAR_WIDTH = 12  # lets the whole line fit into 80 columns
 PR_SET_PDEATHSIG = 1
 UPDATE_KEYS = ("num_updates", "valid_num_updates", "train_num_updates")
 
@@ -115,13 +115,13 @@ class Bar:
         if self.fraction is None:
             return f"{self.title}  {elapsed}"
         filled = round(BAR_WIDTH * self.fraction)
+        left = self._left()
         parts = [
             f"{self.title}  [{'#' * filled}{'.' * (BAR_WIDTH - filled)}] {self.fraction:4.0%}",
             *(f"{key} {value}" for key, value in self.shown.items()),
-            elapsed,
+            elapsed if left is None else f"{clock(left)} left",
         ]
-        left = self._left()
-        return "  ".join(parts + ([f"({clock(left)} left)"] if left is not None else []))
+        return "  ".join(parts)
 
     def _left(self) -> float | None:
         """Seconds to go, at the pace since the first report."""
@@ -151,6 +151,22 @@ def tick(bar: Bar, stop: threading.Event) -> None:
         bar.draw()
 
 
+def start(command: list[str]) -> subprocess.Popen[str]:
+    """Start `command`, its output in a pipe; what ends this process ends it too."""
+    child = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        stdin=subprocess.DEVNULL,
+        text=True,
+        errors="replace",
+        preexec_fn=die_with_parent,
+    )
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: child.terminate())
+    return child
+
+
 def run(command: list[str], log_path: Path, bar: Bar) -> int:
     """Run `command`, copy its output to `log_path`, keep `bar` up to date.
 
@@ -167,20 +183,9 @@ def run(command: list[str], log_path: Path, bar: Bar) -> int:
     stop = threading.Event()
     clockwork = threading.Thread(target=tick, args=(bar, stop), daemon=True)
     with log_path.open("a", encoding="utf-8") as log:
-        child = subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            text=True,
-            errors="replace",
-            preexec_fn=die_with_parent,
-        )
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: child.terminate())
+        child = start(command)
         clockwork.start()
-        assert child.stdout is not None
-        for line in child.stdout:
+        for line in child.stdout or ():
             log.write(line)
             log.flush()
             tail.append(line)

@@ -269,7 +269,7 @@ DECODING = {
     "target_lang": "en",
     "cpu": True,
     "beam": 2,
-    "max_len_b": 10,
+    "max_len_b": 9,
     "batch_size": 64,
     "num_workers": 0,
 }

@@ -115,7 +115,7 @@ def pre(trained) -> Trained:
 def post(trained) -> Trained:
     """Post-norm, three orders."""
     schedule = {"lr": 0.004, "lr_scheduler": "inverse_sqrt", "warmup_updates": 40}
-    return trained(**QUICK | schedule)
+    return trained(**QUICK | schedule | {"max_update": 70})
 
 
 @pytest.fixture(scope="session")

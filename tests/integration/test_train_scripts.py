@@ -118,7 +118,7 @@ def test_the_report_has_all_figures(iot):
 def test_the_screen_is_readable(iot):
     _, text = iot
     assert not re.search(r"warning|traceback|INFO", text, re.IGNORECASE)
-    assert re.search(r"^Training ddtp-iot  \[#{24}\] 100%  epoch 9 ", text, re.MULTILINE)
+    assert re.search(r"^Training iot  \[#{12}\] 100%  epoch 9 ", text, re.MULTILINE)
     assert len(text.splitlines()) < 20
 
 
@@ -166,7 +166,7 @@ def test_a_failing_training_names_the_step_and_shows_the_log(data, tmp_path):
     flags = f"{SMALL} --max-epoch 1 --iot-clamp 0.5"
     done = call("train-ddtp.sh", "iot", "--data", data, "--out", tmp_path / "run", flags=flags)
     assert done.returncode != 0
-    assert "Training ddtp-iot: FAILED" in done.stdout
+    assert "Training iot: FAILED" in done.stdout
     assert "The last lines of" in done.stderr
     assert "--iot-clamp" in done.stderr
     assert "BLEU" not in done.stdout

@@ -122,7 +122,7 @@ def bleu_run(corpus, pre, tmp_path_factory) -> tuple[Path, Output, Output]:
         "finetune_from_model": pre.path,
         "lr": 1e-5,
         "eval_bleu": True,
-        "eval_bleu_args": '{"beam": 2, "max_len_b": 10}',
+        "eval_bleu_args": '{"beam": 2, "max_len_b": 9}',
         "eval_bleu_print_samples": True,
         "best_checkpoint_metric": "bleu",
         "maximize_best_checkpoint_metric": True,

@@ -43,7 +43,7 @@ def test_a_line_per_validation_where_there_is_no_terminal():
     assert bar.fraction == 1.5 / 4
     bar.feed(progress.parse_stats(VALID))
     assert re.fullmatch(
-        r"Training  \[#{12}\.{12}\]  50%  epoch 2  loss 4.5  valid 4.25  0:0\d  \(0:0\d left\)\n",
+        r"Training  \[#{6}\.{6}\]  50%  epoch 2  loss 4.5  valid 4.25  0:0\d left\n",
         stream.getvalue(),
     )
 

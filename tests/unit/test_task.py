@@ -216,6 +216,17 @@ def test_training_keeps_one_iterator(dataset):
     assert task.get_batch_iterator(other, max_sentences=8, seed=1) is not first
 
 
+def test_a_resumed_run_makes_the_same_batches():
+    """fairseq draws them anew by the epoch in which the run is resumed."""
+    found = []
+    for epoch in (1, 5):
+        dataset = build_dataset([3, 5, 4, 3] * 20)
+        dataset.shuffle = True
+        iterator = build_task().get_batch_iterator(dataset, max_sentences=8, epoch=epoch, seed=1)
+        found.append([batch.tolist() for batch in iterator.frozen_batches])
+    assert found[0] == found[1]
+
+
 def test_sharded_data_are_not_kept(dataset):
     """With several data folders fairseq loads another dataset for every epoch."""
     task = build_task()
