@@ -139,7 +139,7 @@ def fresh_fairseq() -> Iterator[Output]:
             warnings.catch_warnings(),
         ):
             # hydra's, on how fairseq uses it
-            warnings.filterwarnings("ignore", message=r"\s*'config' is validated against")
+            warnings.filterwarnings("ignore", message=r"\s*'\w+' is validated against")
             yield output
     except BaseException as error:
         error.add_note(stream.getvalue())

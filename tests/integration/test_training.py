@@ -228,7 +228,8 @@ def test_a_stock_checkpoint_warm_starts_ours(corpus, stock, tmp_path):
         dataset = task.dataset("valid")
         batch = dataset.collater([dataset[index] for index in range(len(dataset))])
         criterion = task.build_criterion(cfg.criterion).eval()
-        loss, size, log = criterion(model.eval(), batch)
+        with torch.no_grad():
+            loss, size, log = criterion(model.eval(), batch)
         loss = log.get("likelihood", loss)
         figures.append((float(loss / size), float(log["nll_loss"] / size)))
     assert figures[0] == pytest.approx(figures[1], abs=1e-5)
