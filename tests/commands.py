@@ -15,7 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+import pytest
+import torch
 from fairseq import checkpoint_utils
+from fairseq.data import Dictionary
 from fairseq.logging import metrics, progress_bar
 from fairseq_cli import train as fairseq_train
 from hydra.core.global_hydra import GlobalHydra
@@ -273,3 +276,40 @@ DECODING = {
     "batch_size": 64,
     "num_workers": 0,
 }
+
+
+def load(folder: Path, name: str = "checkpoint_last.pt") -> dict:
+    """A checkpoint of a run."""
+    return torch.load(folder / name, map_location="cpu", weights_only=True)
+
+
+def same(got, want) -> bool:
+    """Whether two nested values are equal to the last bit."""
+    if isinstance(want, dict):
+        return set(got) == set(want) and all(same(got[key], want[key]) for key in want)
+    if isinstance(want, list | tuple):
+        return len(got) == len(want) and all(map(same, got, want))
+    return bool((got == want).all()) if hasattr(want, "shape") else got == want
+
+
+def equal(got: Output, want: Output, scores: float = 1e-4) -> None:
+    """Asserts the same sentences with the same hypotheses, and scores equal but for rounding."""
+    got, want = got.hypotheses(), want.hypotheses()
+    assert sorted(got) == sorted(want)
+    for number, hypotheses in want.items():
+        assert [text for _, text in got[number]] == [text for _, text in hypotheses], number
+        for (score, _), (wanted, _) in zip(got[number], hypotheses, strict=True):
+            assert score == pytest.approx(wanted, abs=scores), number
+
+
+def force(order: str) -> dict[str, str]:
+    """The option that decodes everything under one order."""
+    return {"model_overrides": f"{{'iot_force_decoder_order': '{order}'}}"}
+
+
+def order_of_each(corpus, output: Output, subset: str) -> list[int]:
+    """The order that each sentence of a test set was given."""
+    dictionary = Dictionary.load(str(corpus.folder / "dict.de.txt"))
+    lines = corpus.lines(subset)
+    keys = [tuple(dictionary.encode_line(x, add_if_not_exist=False).tolist()) for x in lines]
+    return [next(iter(output.chosen[key])) for key in keys]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from commands import PACKAGE, ROOT, binarise, run, train
+from commands import PACKAGE, ROOT, Output, binarise, generate, run, train
 from fairseq import checkpoint_utils
 from fairseq.data import Dictionary
 from spread import source_means, spread_weights
@@ -170,3 +170,9 @@ def trained_by_hydra(corpus, tmp_path_factory) -> Path:
 def single(trained) -> Trained:
     """Ours with the one order scf, trained as `stock`."""
     return trained(**QUICK | {"iot_decoder_orders": "scf", "max_update": 12})
+
+
+@pytest.fixture(scope="session")
+def whole(corpus, pre) -> Output:
+    """The test set translated in batches of 64."""
+    return generate(corpus.folder, pre.path)

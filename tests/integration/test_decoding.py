@@ -8,19 +8,17 @@ import pytest
 import torch
 from commands import (
     PACKAGE,
-    Output,
-    binarise,
+    equal,
+    force,
     fresh_fairseq,
     generate,
     interactive,
+    order_of_each,
     run,
     spell,
-    train,
 )
-from fairseq.data import Dictionary
 
 from iot_fairseq import IotTransformerModel
-from iot_fairseq.predictor import OrderPredictor
 
 LIMITS = [
     {"batch_size": 1},
@@ -30,22 +28,6 @@ LIMITS = [
     {"batch_size": None, "max_tokens": 50},
     {"batch_size": 64, "required_batch_size_multiple": 8},
 ]
-
-
-@pytest.fixture(scope="session")
-def whole(corpus, pre) -> Output:
-    """The test set translated in batches of 64."""
-    return generate(corpus.folder, pre.path)
-
-
-def equal(got: Output, want: Output, scores: float = 1e-4) -> None:
-    """Asserts the same sentences with the same hypotheses, and scores equal but for rounding."""
-    got, want = got.hypotheses(), want.hypotheses()
-    assert sorted(got) == sorted(want)
-    for number, hypotheses in want.items():
-        assert [text for _, text in got[number]] == [text for _, text in hypotheses], number
-        for (score, _), (wanted, _) in zip(got[number], hypotheses, strict=True):
-            assert score == pytest.approx(wanted, abs=scores), number
 
 
 def test_the_model_is_worth_the_tests(whole):
@@ -118,11 +100,6 @@ def test_an_empty_line_in_interactive(corpus, post):
 # ---------------------------------------------------------------- orders
 
 
-def force(order: str) -> dict[str, str]:
-    """The option that decodes everything under one order."""
-    return {"model_overrides": f"{{'iot_force_decoder_order': '{order}'}}"}
-
-
 @pytest.mark.parametrize("name", ["pre", "post"])
 def test_a_mixed_beam_equals_each_sentence_under_its_order(corpus, request, name):
     path = request.getfixturevalue(name).path
@@ -144,14 +121,6 @@ def test_a_mixed_beam_equals_each_sentence_under_its_order(corpus, request, name
     for order, output in forced.items():
         index = ("scf", "csf", "fcs").index(order)
         assert set.union(*output.chosen.values()) == {index}
-
-
-def order_of_each(corpus, output: Output, subset: str) -> list[int]:
-    """The order that each sentence of a test set was given."""
-    dictionary = Dictionary.load(str(corpus.folder / "dict.de.txt"))
-    lines = corpus.lines(subset)
-    keys = [tuple(dictionary.encode_line(x, add_if_not_exist=False).tolist()) for x in lines]
-    return [next(iter(output.chosen[key])) for key in keys]
 
 
 def test_an_order_that_the_model_lacks_is_refused(corpus, pre, trained_by_hydra):
@@ -178,182 +147,6 @@ def test_a_misspelt_override_is_refused(corpus, pre, trained_by_hydra):
             generate(corpus.folder, path, model_overrides=overrides)
     with pytest.raises(ValueError, match="'iot_force_order'"):
         hub(corpus, pre.path, iot_force_order="csf")
-
-
-# ---------------------------------------------------------------- options of the search
-
-SEARCHES = {
-    "greedy": {"beam": 1},
-    "beam": {
-        "beam": 5,
-        "nbest": 5,
-        "lenpen": 0.6,
-        "no_repeat_ngram_size": 2,
-        "print_alignment": "hard",
-    },
-    "diverse beam": {
-        "beam": 4,
-        "nbest": 4,
-        "diverse_beam_groups": 2,
-        "prefix_size": 2,
-        "print_alignment": "soft",
-        "batch_size": 24,  # with the plain task any other dies
-    },
-    "length of the source": {"match_source_len": True},
-    "reference": {"score_reference": True},
-    "sampling": {"sampling": True, "nbest": 2, "seed": 3, "sampling_topk": 5},
-    "dropout": {
-        "retain_dropout": True,
-        "seed": 3,
-        "model_overrides": "{'iot_force_decoder_order': 'scf', 'dropout': 0.3}",
-    },
-}
-RANDOM = ("sampling", "dropout")
-
-
-def printed(output: Output) -> dict[str, dict[int, list[str]]]:
-    """All that is printed of each sentence, but scores (which are compared as numbers)."""
-    return {letter: output.lines(letter) for letter in "STA"}
-
-
-def test_diverse_beam_search_in_batches(corpus, pre):
-    """fairseq takes ids for places in the batch and dies; with our task it does not."""
-    flags = SEARCHES["diverse beam"] | {"gen_subset": "test1"}
-    want = generate(corpus.folder, pre.path, **flags, task="translation")
-    equal(generate(corpus.folder, pre.path, **flags | {"batch_size": 8}), want)
-    with pytest.raises(IndexError):
-        generate(corpus.folder, pre.path, **flags | {"batch_size": 8, "task": "translation"})
-
-
-@pytest.mark.parametrize("search", SEARCHES)
-def test_a_search_does_as_with_the_stock_model(corpus, pre, twin, search, monkeypatch):
-    """Under the forced order scf all is as with fairseq's own model; with mixed orders it is so for
-    the sentences that take scf."""
-    build = OrderPredictor.__init__
-
-    def build_apart(*args) -> None:
-        """Building the predictor must not move the generator that a seeded search draws from."""
-        with torch.random.fork_rng():
-            build(*args)
-
-    monkeypatch.setattr(OrderPredictor, "__init__", build_apart)
-    flags = {"gen_subset": "test1", "task": "translation", "batch_size": 8} | SEARCHES[search]
-    forced = generate(corpus.folder, pre.path, **force("scf") | flags)
-    stock_flags = {k: v for k, v in flags.items() if k != "model_overrides"}
-    if search == "dropout":
-        stock_flags["model_overrides"] = "{'dropout': 0.3}"
-    want = generate(corpus.folder, twin, **stock_flags)
-    equal(forced, want, scores=1e-5)
-    assert printed(forced) == printed(want)
-    assert len(want.hypotheses()) == 24
-    if search in RANDOM:
-        again = generate(corpus.folder, pre.path, **force("scf") | flags)
-        assert again.hypotheses() == forced.hypotheses()
-        other = generate(corpus.folder, pre.path, **force("scf") | flags | {"seed": 4})
-        assert other.hypotheses() != forced.hypotheses()
-        return
-    mixed = generate(corpus.folder, pre.path, **flags)
-    assert max(mixed.orders_at_once) > 1
-    for number, order in enumerate(order_of_each(corpus, mixed, "test1")):
-        texts = [text for _, text in mixed.hypotheses()[number]]
-        if order == 0:
-            assert texts == [text for _, text in want.hypotheses()[number]]
-            assert printed(mixed)["A"].get(number) == printed(want)["A"].get(number)
-        assert len(texts) == flags.get("nbest", 1)
-
-
-def test_prefix_and_alignment_are_right(corpus, pre):
-    """For sentences of every order."""
-    flags = {"gen_subset": "test1", "batch_size": 8}
-    vocabulary = Dictionary.load(str(corpus.folder / "dict.en.txt"))
-    prefixed = generate(corpus.folder, pre.path, prefix_size=2, **flags).translations()
-    for number, line in enumerate(corpus.lines("test1", "en")):
-        words = [word if word in vocabulary else "<unk>" for word in line.split()[:2]]
-        assert prefixed[number].split()[:2] == words
-    aligned = generate(corpus.folder, pre.path, print_alignment=True, **flags)
-    for number, (points,) in aligned.lines("A").items():
-        words = len(aligned.translations()[number].split())
-        pairs = [tuple(map(int, point.split("-"))) for point in points.split()]
-        assert [target for _, target in pairs] == list(range(words))
-        source = len(corpus.lines("test1")[number].split())
-        assert all(0 <= position <= source for position, _ in pairs)
-
-
-def test_constraints_in_interactive(corpus, pre, twin):
-    lines = [f"{line}\tthe\tbook ." for line in corpus.lines("test1")[:8]] + ["die frau ."]
-    flags = {"constraints": "unordered", "beam": 5, "batch_size": 4, "max_len_b": 14}
-    forced = interactive(corpus.folder, pre.path, lines, **flags, **force("scf"))
-    want = interactive(corpus.folder, twin, lines, **flags)
-    equal(forced, want, scores=1e-5)
-    mixed = interactive(corpus.folder, pre.path, lines, **flags, task="translation")
-    assert sorted(mixed.hypotheses()) == list(range(9))
-    for number in range(8):
-        words = mixed.translations()[number]
-        assert "the" in words.split()
-        assert "book ." in words
-
-
-@pytest.fixture(scope="session")
-def language_model(corpus, tmp_path_factory):
-    """A tiny language model over the target dictionary."""
-    data, folder = tmp_path_factory.mktemp("lm-data"), tmp_path_factory.mktemp("lm")
-    dictionary = corpus.folder / "dict.en.txt"
-    arguments = ["--only-source", "--workers", 1, "--srcdict", dictionary, "--destdir", data]
-    text = data / "text"
-    text.write_text("\n".join(corpus.lines("train", "en")) + "\n")
-    run("preprocess", *arguments, "--trainpref", text)
-    (corpus.folder / "dict.txt").write_bytes(dictionary.read_bytes())
-    flags = {
-        "task": "language_modeling", "arch": "transformer_lm", "tokens_per_sample": 64,
-        "criterion": "cross_entropy", "label_smoothing": None, "max_update": 10, "lr": 0.02,
-        "decoder_layers": 1, "decoder_embed_dim": 16, "decoder_ffn_embed_dim": 16,
-        "decoder_attention_heads": 2, "encoder_layers": None, "encoder_embed_dim": None,
-        "encoder_ffn_embed_dim": None, "encoder_attention_heads": None,
-        "share_all_embeddings": None,
-    }  # fmt: skip
-    train(data, folder, **flags)
-    return folder / "checkpoint_last.pt"
-
-
-def test_language_model_fusion(corpus, pre, twin, language_model):
-    flags = {"gen_subset": "test1", "lm_path": language_model, "lm_weight": 0.4, "batch_size": 8}
-    forced = generate(corpus.folder, pre.path, **flags, **force("scf"))
-    equal(forced, generate(corpus.folder, twin, **flags), scores=1e-5)
-    mixed = generate(corpus.folder, pre.path, **flags)
-    assert len(mixed.hypotheses()) == 24
-    equal(generate(corpus.folder, pre.path, **flags | {"batch_size": 3}), mixed)
-    plain = generate(corpus.folder, pre.path, gen_subset="test1")
-    assert mixed.hypotheses() != plain.hypotheses()
-
-
-def test_unknown_words_are_replaced_as_with_the_stock_model(corpus, pre, twin, tmp_path):
-    for language in ("de", "en"):
-        name = f"dict.{language}.txt"
-        (tmp_path / name).write_bytes((corpus.folder / name).read_bytes())
-        lines = "\n".join(corpus.lines("test2", language)) + "\n"
-        (tmp_path / f"test.de-en.{language}").write_text(lines)
-    (tmp_path / "words").write_text("hund dog\n")
-    flags = {"dataset_impl": "raw", "replace_unk": tmp_path / "words", "batch_size": 2}
-    ours = generate(tmp_path, pre.path, **flags, **force("scf"))
-    assert ours.translations() == generate(tmp_path, twin, **flags).translations()
-    assert len(generate(tmp_path, pre.path, **flags).translations()) == 5
-
-
-def test_the_score_of_a_reference_is_that_of_the_translation(corpus, pre, whole, tmp_path):
-    for name, lines in {
-        "de": corpus.lines("test1"),
-        "en": [whole.translations()[number] for number in range(24)],
-    }.items():
-        (tmp_path / f"own.{name}").write_text("\n".join(lines) + "\n")
-    binarise(tmp_path / "bin", corpus.folder / "dict.de.txt", test=tmp_path / "own")
-    for task in ("iot_translation", "translation"):
-        flags = {"score_reference": True, "task": task, "required_batch_size_multiple": 1}
-        scored = generate(tmp_path / "bin", pre.path, **flags).hypotheses()
-        assert len(scored) == 24
-        for number, ((score, text),) in scored.items():
-            ((want_score, want_text),) = whole.hypotheses()[number]
-            assert text == want_text
-            assert score == pytest.approx(want_score, abs=1e-4)
 
 
 # ---------------------------------------------------------------- other ways to decode

@@ -2,52 +2,26 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from commands import (
-    PACKAGE,
-    ROOT,
     Output,
     generate,
-    run,
+    load,
+    same,
     train,
 )
 from fairseq import checkpoint_utils
-from fairseq.models import distributed_fairseq_model
-from fairseq.trainer import Trainer
-from fairseq_cli import train as fairseq_train
 from helpers import build_criterion, build_model, build_task, gradients, random_batch, randomize
-
-from iot_fairseq import model as model_module
-from iot_fairseq import objective
 
 PREDICTOR = "encoder.decoder_order_predictor.weight"
 # A temperature that moves within a few updates, and dropout, so that a resumed run must get
 # both right.
 MOVING = {"iot_tau_decay": 0.02, "iot_tau_update_freq": 5, "dropout": 0.2}
 VALIDATE = {"disable_validation": None}
-
-
-def load(folder: Path, name: str = "checkpoint_last.pt") -> dict:
-    """A checkpoint of a run."""
-    return torch.load(folder / name, map_location="cpu", weights_only=True)
-
-
-def same(got, want) -> bool:
-    """Whether two nested values are equal to the last bit."""
-    if isinstance(want, dict):
-        return set(got) == set(want) and all(same(got[key], want[key]) for key in want)
-    if isinstance(want, list | tuple):
-        return len(got) == len(want) and all(map(same, got, want))
-    return bool((got == want).all()) if hasattr(want, "shape") else got == want
 
 
 # ---------------------------------------------------------------- repeating and resuming
@@ -338,220 +312,3 @@ def test_a_bad_value_of_the_model_is_refused_by_name(flag, value):
 def test_another_criterion_is_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"^--criterion must be iot_label_smoothed_cross_entropy"):
         train(corpus.folder, tmp_path, criterion="label_smoothed_cross_entropy", max_update=1)
-
-
-# ---------------------------------------------------------------- micro-batches and processes
-
-
-def test_gradients_of_two_micro_batches(monkeypatch):
-    """Equal to those of the one batch, but for the term that is a mean over the batch: there they
-    differ by exactly the gradient of its difference."""
-    monkeypatch.setattr(model_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
-    lengths = (7, 3, 5, 1, 6, 2), (4, 1, 6, 5, 3, 3)
-    model = randomize(build_model(iot_decoder_orders="scf,csf,fcs")).train()
-    whole = random_batch(1, *lengths)
-
-    def losses(batch: dict, **weights: float) -> tuple[torch.Tensor, torch.Tensor]:
-        options = {"iot_exploitation": 0.3, "iot_classification": 0.7} | weights
-        criterion = build_criterion(build_task(), label_smoothing=0.1, **options)
-        loss, _, _ = criterion(model, batch)
-        _, choice = model(**batch["net_input"], every_order=True)
-        return loss, batch["ntokens"] * objective.exploration(choice["log_probs"])
-
-    def grads(loss: torch.Tensor) -> dict[str, torch.Tensor]:
-        model.zero_grad()
-        loss.backward()
-        return gradients(model)
-
-    # A mean over sentences is weighed by the tokens of its batch: the halves have as many, so that
-    # it is the same mean.
-    halves = split(whole, ([0, 1, 2], [3, 4, 5]))
-    assert len({half["ntokens"] for half in halves}) == 1
-    without = {"iot_exploration": 0.0}
-    want = grads(losses(whole, **without)[0])
-    got = grads(sum(losses(half, **without)[0] for half in halves))
-    for name, value in want.items():
-        torch.testing.assert_close(got[name], value, atol=1e-4, rtol=1e-5)
-    term = losses(whole)[1] - sum(losses(half)[1] for half in halves)
-    assert abs(term) > 1e-3
-    of_term = grads(0.5 * term + 0 * losses(whole)[0])
-    want = grads(losses(whole, iot_exploration=0.5)[0])
-    got = grads(sum(losses(half, iot_exploration=0.5)[0] for half in halves))
-    for name, value in want.items():
-        torch.testing.assert_close(got[name] + of_term[name], value, atol=1e-4, rtol=1e-5)
-
-
-def split(batch: dict, parts: tuple[list[int], ...]) -> list[dict]:
-    """A batch in parts, of these rows each."""
-    return [
-        {
-            "id": batch["id"][rows],
-            "nsentences": len(rows),
-            "ntokens": int(batch["target"][rows].ne(1).sum()),
-            "net_input": {key: value[rows] for key, value in batch["net_input"].items()},
-            "target": batch["target"][rows],
-        }
-        for rows in parts
-    ]
-
-
-TWO = {
-    "optimizer": "sgd",
-    "adam_betas": None,
-    "lr": 0.1,
-    "dropout": 0.0,
-    "max_tokens": 300,
-    "max_update": 20,
-}
-
-
-def one_of_two(
-    rank: int, port: int, data: Path, folder: Path, backend: str, quiet: bool, flags: dict
-) -> None:
-    """One of two processes of a training: saves its weights and the noise it drew."""
-    trainers, noise, weigh = [], [], model_module.gumbel_weights
-
-    class Kept(Trainer):
-        def __init__(self, *args, **kwargs) -> None:
-            super().__init__(*args, **kwargs)
-            trainers.append(self)
-
-    def on_cpu(device_ids, output_device, **kwargs):
-        """fairseq names a GPU for c10d, which on a CPU is an error."""
-        return torch.nn.parallel.DistributedDataParallel(**kwargs)
-
-    def weigh_and_keep(log_probs, drawn, tau):
-        noise.append(drawn)
-        return weigh(log_probs, torch.zeros_like(drawn) if quiet else drawn, tau)
-
-    fairseq_train.Trainer = Kept
-    distributed_fairseq_model.DistributedDataParallel = on_cpu
-    model_module.gumbel_weights = weigh_and_keep
-    output = train(
-        data,
-        folder,
-        **flags,
-        ddp_backend=backend,
-        distributed_world_size=2,
-        distributed_rank=rank,
-        distributed_init_method=f"tcp://127.0.0.1:{port}",
-        distributed_backend="gloo",
-        distributed_no_spawn=True,
-    )
-    losses = [line["loss"] for line in output.stats("train_inner")]
-    weights = trainers[0].model.state_dict()
-    torch.save({"model": weights, "noise": noise, "losses": losses}, folder / f"rank{rank}.pt")
-
-
-@pytest.fixture
-def two_processes(corpus, tmp_path):
-    """Trains under two processes and returns what each of them saved."""
-
-    def start(backend: str, quiet: bool, **flags) -> list[dict]:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        # forked: a new interpreter takes longer to start than the training takes
-        context = multiprocessing.get_context("fork")
-        arguments = (port, corpus.folder, tmp_path, backend, quiet, TWO | flags)
-        both = [context.Process(target=one_of_two, args=(rank, *arguments)) for rank in (0, 1)]
-        for process in both:
-            process.start()
-        for process in both:
-            process.join(timeout=240)
-            if process.exitcode is None:
-                process.kill()
-        assert [process.exitcode for process in both] == [0, 0]
-        return [load(tmp_path, f"rank{rank}.pt") for rank in (0, 1)]
-
-    return start
-
-
-@pytest.mark.parametrize("backend", ["legacy_ddp", "c10d"])
-def test_two_processes_are_one_with_twice_the_micro_batches(
-    corpus, tmp_path, two_processes, monkeypatch, backend
-):
-    first, second = two_processes(backend, quiet=True)
-    assert same(first["model"], second["model"])
-    assert all(np.isfinite(float(loss)) for loss in first["losses"])
-    monkeypatch.setattr(model_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
-    output = train(corpus.folder, tmp_path / "alone", **TWO, update_freq=2)
-    assert [line["loss"] for line in output.stats("train_inner")] == first["losses"]
-    for name, want in load(tmp_path / "alone")["model"].items():
-        torch.testing.assert_close(first["model"][name], want, atol=1e-5, rtol=1e-4)
-
-
-def test_two_processes_draw_other_noise(two_processes):
-    first, second = two_processes("legacy_ddp", quiet=False, max_update=3)
-    assert same(first["model"], second["model"])
-    for one, other in zip(first["noise"], second["noise"], strict=True):
-        size = min(one.numel(), other.numel())
-        assert not (one.flatten()[:size] == other.flatten()[:size]).any()
-
-
-# ---------------------------------------------------------------- loading the package
-
-
-USER_DIRS = """
-import argparse, os, sys
-from fairseq import utils
-from fairseq.models import ARCH_MODEL_REGISTRY
-import torch.multiprocessing as mp
-
-def load(index, paths):
-    for path in paths:
-        for _ in range(2):
-            utils.import_user_module(argparse.Namespace(user_dir=path))
-    import iot_fairseq
-    assert ARCH_MODEL_REGISTRY["iot_transformer"] is iot_fairseq.IotTransformerModel
-    print("loaded", os.path.realpath(iot_fairseq.__file__))
-
-if __name__ == "__main__":
-    load(0, sys.argv[1:])
-    mp.spawn(load, args=(sys.argv[1:],), nprocs=1)
-"""
-
-
-def test_user_dir_first_by_a_link_beside_an_installed_copy_and_in_a_spawned_worker(tmp_path):
-    """What a process that has not yet imported the package makes of --user-dir."""
-    installed = tmp_path / "site" / "iot_fairseq"
-    installed.parent.mkdir()
-    subprocess.run(["cp", "-r", PACKAGE, installed], check=True)
-    (tmp_path / "link").mkdir()
-    (tmp_path / "link" / "iot_fairseq").symlink_to(PACKAGE)
-    script = tmp_path / "script.py"
-    script.write_text(USER_DIRS)
-    relative = os.path.relpath(PACKAGE, tmp_path)
-    paths = [
-        str(tmp_path / "link" / "iot_fairseq"),
-        f"{PACKAGE}/",
-        relative,
-        f"{relative}/",
-        PACKAGE,
-    ]
-    done = subprocess.run(
-        [sys.executable, script, *paths],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(installed.parent)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == [f"loaded {ROOT / 'iot_fairseq' / '__init__.py'}"] * 2
-
-
-@pytest.mark.parametrize("command", ["train", "generate", "interactive", "validate"])
-def test_help_and_choices_name_what_we_register(command):
-    """fairseq's help leaves out the names of tasks and architectures; its refusals list them."""
-    assert "iot_label_smoothed_cross_entropy" in run(command, "--user-dir", PACKAGE, "--help").text
-    names = {"--task": "iot_translation", "--arch": "iot_transformer_iwslt_de_en"}
-    for flag in ("--task", "--arch") if command == "train" else ("--task",):
-        with pytest.raises(SystemExit) as error:
-            run(command, "data", "--user-dir", PACKAGE, flag, "none")
-        assert names[flag] in error.value.__notes__[0]
-
-
-def test_score(tmp_path):
-    (tmp_path / "text").write_text("the old man looks for the dog .\n")
-    output = run("score", "--sys", tmp_path / "text", "--ref", tmp_path / "text")
-    assert "BLEU4 = 100.00" in output.text
