@@ -111,18 +111,23 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
             return super().forward(model, sample, reduce)
         features, choice = model(**sample["net_input"], features_only=True, every_order=True)
         target = sample["target"][:, self.ignore_prefix_size :]
-        features = [states[:, self.ignore_prefix_size :] for states in features]
-        projection = choice["projection"]
-        pairs = [
-            objective.sentence_losses(states, projection, target, self.padding_idx)
-            for states in features
-        ]
-        nll, total = (torch.stack(sums, dim=-1) for sums in zip(*pairs, strict=True))
-        likelihood = {
-            "weighted": objective.weighted_likelihood,
-            "released": objective.released_likelihood,
-        }[self.smoothing](choice["weights"], nll, total, self.eps, len(projection))
-        terms = self._terms(choice, nll, target.ne(self.padding_idx).sum(dim=-1))
+        features = features[:, :, self.ignore_prefix_size :]
+        projection, ran = choice["projection"], choice["ran"]
+        coefficients = {
+            "weighted": objective.weighted_coefficients,
+            "released": objective.released_coefficients,
+        }[self.smoothing](choice["weights"], self.eps, len(projection))
+        # so that the expectation over the orders drawn for a step is the sum over all of them
+        scale = len(orders) / len(ran)
+        likelihood, nll, _ = objective.weighed_losses(
+            features,
+            projection,
+            target,
+            self.padding_idx,
+            *(scale * coefficient[:, ran] for coefficient in coefficients),
+        )
+        lengths = target.ne(self.padding_idx).sum(dim=-1)
+        terms = self._terms(choice, nll, lengths)
         ntokens = sample["ntokens"]
         loss = likelihood
         for name, coefficient in self.coefficients.items():
@@ -131,7 +136,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         sample_size = len(target) if self.sentence_avg else ntokens
         log = {
             "loss": loss.detach(),
-            "nll_loss": (choice["weights"] * nll).sum().detach(),
+            "nll_loss": scale * (choice["weights"][:, ran] * nll).sum().detach(),
             "likelihood": likelihood.detach(),
             "ntokens": ntokens,
             "nsentences": len(target),
@@ -139,9 +144,9 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
             "tau": choice["tau"] * ntokens,
         }
         log.update({name: term.detach() * ntokens for name, term in terms.items()})
-        log.update(_order_log(orders, choice, nll.detach()))
+        log.update(_order_log(orders, choice, nll, lengths.sum()))
         if self.report_accuracy:
-            log.update(self._accuracy(features, projection, target, choice["chosen"]))
+            log.update(self._accuracy(features, projection, target, choice))
         self.watch(choice["chosen"], orders, model.training)
         return loss, sample_size, log
 
@@ -150,18 +155,24 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         return {
             "exploration": objective.exploration(choice["log_probs"]),
             "exploitation": objective.exploitation(choice["clamped_log_probs"]),
+            # among the orders that ran: with fewer than all, given that the best is one of them
             "classification": objective.classification(
-                choice["log_probs"], nll, lengths, self.temperature
+                F.log_softmax(choice["log_probs"][:, choice["ran"]], dim=-1),
+                nll,
+                lengths,
+                self.temperature,
             ),
         }
 
     def _accuracy(
-        self, features: list[Tensor], projection: Tensor, target: Tensor, chosen: Tensor
+        self, features: Tensor, projection: Tensor, target: Tensor, choice: dict
     ) -> dict[str, Tensor]:
-        """Tokens that the chosen order got right, for --report-accuracy."""
-        states = torch.stack(features)[chosen, torch.arange(len(target), device=target.device)]
+        """Tokens that the chosen order got right, where it ran, for --report-accuracy."""
+        found = choice["chosen"].unsqueeze(1).eq(torch.tensor(choice["ran"]).to(target))
+        ran, place = found.max(dim=-1)
+        states = features[place, torch.arange(len(target), device=target.device)]
         right = F.linear(states, projection).argmax(dim=-1).eq(target)
-        real = target.ne(self.padding_idx)
+        real = target.ne(self.padding_idx) & ran.unsqueeze(1)
         return {"n_correct": (right & real).sum(), "total": real.sum()}
 
     @classmethod
@@ -173,30 +184,53 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         if not logging_outputs or "likelihood" not in logging_outputs[0]:
             return
         sums = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
-        del sums["nll_loss"]  # logged by fairseq's criterion
-        for divisor, unit, prefixes in (
-            ("sample_size", math.log(2), ("likelihood",)),
-            ("ntokens", math.log(2), ("regret", "nll_")),
-            ("ntokens", 1.0, (*TERMS, "tau")),
-            ("nsentences", 1.0, ("entropy", "share_", "prob_")),
-        ):
-            for key in (key for key in sums if key.startswith(prefixes)):
-                metrics.log_scalar(key, sums[key] / sums[divisor] / unit, sums[divisor], round=4)
+        for key in ("likelihood", "regret", *TERMS, "tau", "entropy"):
+            _log_mean(key, sums)
+        for key in sums:
+            if key.startswith(("nll_", "share_", "prob_")) and key != "nll_loss":
+                _log_mean(key, sums)
 
 
-def _order_log(orders: tuple[str, ...], choice: dict, nll: Tensor) -> dict[str, Tensor]:
-    """Sums over the batch that show the choice; one scalar and one constant key per figure."""
+def _log_mean(key: str, sums: dict) -> None:
+    """Logs a figure per what it is counted in, likelihoods in bits. What was never measured, as the
+    NLL of an order that no step has run yet, is logged as NaN."""
+    kind = key.split("_")[0]
+    count = {
+        "likelihood": sums["sample_size"],
+        "regret": sums.get("tokens_compared"),
+        "nll": sums.get(key.replace("nll_", "tokens_")),
+        **dict.fromkeys((*TERMS, "tau"), sums["ntokens"]),
+        **dict.fromkeys(("entropy", "share", "prob"), sums["nsentences"]),
+    }[kind]
+    unit = math.log(2) if kind in ("likelihood", "regret", "nll") else 1.0
+    mean = sums[key] / count / unit if count > 0 else math.nan
+    metrics.log_scalar(key, mean, count, round=4)
+
+
+def _order_log(
+    orders: tuple[str, ...], choice: dict, nll: Tensor, ntokens: Tensor
+) -> dict[str, Tensor]:
+    """Sums over the batch that show the choice; one scalar and one constant key per figure, and
+    how many tokens stand behind those that not every step measures."""
     probs = choice["log_probs"].detach().exp().sum(dim=0)
     counts = F.one_hot(choice["chosen"], len(orders)).sum(dim=0).to(probs)
-    of_chosen = nll.gather(-1, choice["chosen"].unsqueeze(-1)).squeeze(-1)
+    none = torch.zeros_like(ntokens)
     log = {
         "entropy": objective.entropy(choice["log_probs"].detach()).sum(),
-        "regret": (of_chosen - nll.min(dim=-1).values).sum(),
+        "regret": probs.new_zeros(()),
+        "tokens_compared": none,
     }
+    if len(choice["ran"]) == len(orders):
+        of_chosen = nll.gather(-1, choice["chosen"].unsqueeze(-1)).squeeze(-1)
+        log["regret"] = (of_chosen - nll.min(dim=-1).values).sum()
+        log["tokens_compared"] = ntokens
     for number, order in enumerate(orders):
         log[f"share_{order}"] = counts[number]
         log[f"prob_{order}"] = probs[number]
-        log[f"nll_{order}"] = nll[:, number].sum()
+        log[f"nll_{order}"], log[f"tokens_{order}"] = probs.new_zeros(()), none
+    for place, number in enumerate(choice["ran"]):
+        order = orders[number]
+        log[f"nll_{order}"], log[f"tokens_{order}"] = nll[:, place].sum(), ntokens
     return log
 
 

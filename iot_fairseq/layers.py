@@ -1,145 +1,154 @@
-"""The decoder block with its sublayers in any order (IOT, section 3.1).
+"""The decoder block with its sublayers in any order, for rows of several orders at once (IOT,
+section 3.1).
 
-Letters: `T` target positions, `S` source positions, `B` sentences, `C` width.
+Letters: `R` rows (hypotheses), `T` target positions, `S` source positions, `B` and `G` sentences,
+`n` rows of each, `C` width, `H` heads, `D` width of a head, `L` positions looked at.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
 from torch import Tensor
 
-from .orders import STOCK_DECODER_ORDER
+from .attention import attend, merge_heads, split_heads
+from .cache import LayerMemory, Memory
+from .orders import schedule
+from .rows import Rows
 
-IncrementalState = dict[str, dict[str, Tensor | None]]
-
-
-@dataclass
-class _Context:
-    """What the sublayers of one call share; `attn` is filled in by the cross-attention."""
-
-    encoder_out: Tensor | None
-    encoder_padding_mask: Tensor | None
-    incremental_state: IncrementalState | None
-    self_attn_mask: Tensor | None
-    self_attn_padding_mask: Tensor | None
-    need_attn: bool
-    need_head_weights: bool
-    attn: Tensor | None = None
+# Steps of decoding that a memory has room for at first; it doubles when it is full.
+FIRST_STEPS = 32
 
 
 class OrderedDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer, its three sublayers applied in the order given to `forward`.
+    """fairseq's decoder layer, its three sublayers applied in the order of each row.
 
     Parameters, names and initial values are fairseq's; each sublayer keeps its own residual and
-    its own LayerNorm wherever it stands. Under ``scf`` the layer is fairseq's to the last bit.
+    its own LayerNorm wherever it stands. Rows of different orders go through a sublayer together
+    where `orders.schedule` lets them. Called without `rows` the layer is fairseq's.
     """
 
-    def forward(
+    def forward(self, x: Tensor, *args, rows: Rows | None = None, **kwargs):
+        """fairseq's, or with `rows` `forward_by_order` (wrappers see `forward` alone)."""
+        if rows is None:
+            return super().forward(x, *args, **kwargs)
+        return self.forward_by_order(x, rows, *args, **kwargs)
+
+    def forward_by_order(
         self,
         x: Tensor,
-        encoder_out: Tensor | None = None,
-        encoder_padding_mask: Tensor | None = None,
-        incremental_state: IncrementalState | None = None,
-        prev_self_attn_state: list[Tensor] | None = None,
-        prev_attn_state: list[Tensor] | None = None,
-        self_attn_mask: Tensor | None = None,
-        self_attn_padding_mask: Tensor | None = None,
+        rows: Rows,
+        source: Tensor | None,
+        memory: LayerMemory | None = None,
         need_attn: bool = False,
-        need_head_weights: bool = False,
-        order: str = STOCK_DECODER_ORDER,
-    ) -> tuple[Tensor, Tensor | None, None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """
         Args:
-            x: `(T, B, C)`.
-            encoder_out: encoder states, `(S, B, C)`.
-            encoder_padding_mask: true at padding, `(B, S)`.
-            incremental_state: cache of this batch and this order.
-            self_attn_mask: added to the self-attention scores, `(T, T)`.
-            self_attn_padding_mask: true at padding, `(B, T)`.
+            x: `(R, T, C)`, one block of rows after another, as `rows` tells.
+            rows: which of them run under which order.
+            source: encoder states `(S, B, C)`, the sentences as the rows stand; None once the
+                memory has what it needs of them.
+            memory: of the steps before, which this one adds to; None: all positions are here.
             need_attn: return the cross-attention's weights.
-            need_head_weights: return them for each head.
-            order: the sublayers' letters, first applied first.
 
         Returns:
-            The output `(T, B, C)`; the cross-attention's weights or None; None.
+            The output `(R, T, C)`; the cross-attention's weights in float32 `(H, R, T, S)` or None.
         """
-        if prev_self_attn_state is not None or prev_attn_state is not None:
-            raise ValueError("prev_self_attn_state and prev_attn_state (ONNX export) must be None")
-        context = _Context(
-            encoder_out=encoder_out,
-            encoder_padding_mask=encoder_padding_mask,
-            incremental_state=incremental_state,
-            self_attn_mask=self_attn_mask,
-            self_attn_padding_mask=self_attn_padding_mask,
-            need_attn=need_attn or need_head_weights,
-            need_head_weights=need_head_weights,
-        )
-        sublayers = {"s": self._self_attention, "c": self._cross_attention, "f": self._feed_forward}
-        for letter in order:
-            x = sublayers[letter](x, context)
-        return x, context.attn, None
+        states = list(x.split(rows.sizes))
+        weights: dict[int, Tensor] = {}
+        source_keys: dict[tuple[int, ...], tuple[Tensor, Tensor]] = {}
+        for letter, members in schedule(rows.orders):
+            sizes = [rows.sizes[member] for member in members]
+            if sum(sizes) == 0:
+                continue
+            x = _join([states[member] for member in members])
+            if letter == "s":
+                x = self._self_attention(x, rows, members, memory)
+            elif letter == "f":
+                x = self._feed_forward(x)
+            else:
+                sentences = () if rows.shared else members
+                if sentences not in source_keys:
+                    source_keys[sentences] = self._source_keys(source, rows, members, memory)
+                keys = source_keys[sentences]
+                x, attn = self._cross_attention(x, rows, members, keys, need_attn)
+                if attn is not None:
+                    weights.update(zip(members, attn.split(sizes, dim=1), strict=True))
+            for member, part in zip(members, x.split(sizes), strict=True):
+                states[member] = part
+        attn = torch.cat([weights[n] for n in sorted(weights)], dim=1) if weights else None
+        return _join(states), attn
 
-    def _self_attention(self, x: Tensor, context: _Context) -> Tensor:
-        residual = x
+    def _self_attention(
+        self, x: Tensor, rows: Rows, members: tuple[int, ...], memory: LayerMemory | None
+    ) -> Tensor:
+        residual, attn = x, self.self_attn
         if self.normalize_before:
             x = self.self_attn_layer_norm(x)
-        keys, attn_mask, padding_mask = self._self_attention_keys(x, context)
-        x, _ = self.self_attn(
-            query=x,
-            key=keys,
-            value=keys,
-            key_padding_mask=padding_mask,
-            incremental_state=context.incremental_state,
-            need_weights=False,
-            attn_mask=attn_mask,
+        if memory is not None:
+            # hypotheses are positions of their sentence: (G n, 1, C) as (G, n, C)
+            x = x.view(-1, rows.beams, x.size(-1))
+        query, keys, values = (
+            split_heads(attn, project(x)) for project in (attn.q_proj, attn.k_proj, attn.v_proj)
         )
+        if memory is not None:
+            keys, values = _remember(memory, ("s", members), keys, values, rows.beams)
+        bias = rows.target_bias(members)
+        x, _ = attend(attn, query, keys, values, bias, causal=memory is None and bias is None)
+        x = attn.out_proj(merge_heads(x).view_as(residual))
         if self.c_attn is not None:
-            heads = x.view(x.size(0), x.size(1), self.nh, self.head_dim)
-            x = torch.einsum("tbhd,h->tbhd", heads, self.c_attn).reshape_as(x)
+            heads = x.unflatten(-1, (self.nh, self.head_dim))
+            x = (heads * self.c_attn.unsqueeze(-1)).flatten(-2)
         if self.attn_ln is not None:
             x = self.attn_ln(x)
         x = self.residual_connection(self.dropout_module(x), residual)
         return x if self.normalize_before else self.self_attn_layer_norm(x)
 
-    def _self_attention_keys(
-        self, x: Tensor, context: _Context
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Keys and masks; under --cross-self-attention the source states come before the target's,
-        except where a cache already holds them."""
-        attn_mask, padding_mask = context.self_attn_mask, context.self_attn_padding_mask
-        cached = self.self_attn._get_input_buffer(context.incremental_state)
-        if not self.cross_self_attention or "prev_key" in cached:
-            return x, attn_mask, padding_mask
-        source, source_mask = context.encoder_out, context.encoder_padding_mask
-        if attn_mask is not None:
-            attn_mask = torch.cat((x.new_zeros(x.size(0), source.size(0)), attn_mask), dim=1)
-        if padding_mask is not None:
-            if source_mask is None:
-                source_mask = padding_mask.new_zeros(source.size(1), source.size(0))
-            padding_mask = torch.cat((source_mask, padding_mask), dim=1)
-        return torch.cat((source, x), dim=0), attn_mask, padding_mask
+    def _source_keys(
+        self,
+        source: Tensor | None,
+        rows: Rows,
+        members: tuple[int, ...],
+        memory: LayerMemory | None,
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of the members' sentences, `(G, H, S, D)`."""
+        if memory is not None and ("c", members) in memory:
+            return memory["c", members].filled()
+        states = rows.of_sentences(source, members, dim=1)
+        attn = self.encoder_attn
+        keys, values = (
+            split_heads(attn, project(states).transpose(0, 1))
+            for project in (attn.k_proj, attn.v_proj)
+        )
+        if memory is None:
+            return keys, values
+        memory["c", members] = Memory(keys, values, room=keys.size(2))
+        return memory["c", members].filled()
 
-    def _cross_attention(self, x: Tensor, context: _Context) -> Tensor:
-        if self.encoder_attn is None or context.encoder_out is None:
-            return x
-        residual = x
+    def _cross_attention(
+        self,
+        x: Tensor,
+        rows: Rows,
+        members: tuple[int, ...],
+        keys: tuple[Tensor, Tensor],
+        need_attn: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        residual, attn = x, self.encoder_attn
         if self.normalize_before:
             x = self.encoder_attn_layer_norm(x)
-        x, context.attn = self.encoder_attn(
-            query=x,
-            key=context.encoder_out,
-            value=context.encoder_out,
-            key_padding_mask=context.encoder_padding_mask,
-            incremental_state=context.incremental_state,
-            static_kv=True,
-            need_weights=context.need_attn or (not self.training and self.need_attn),
-            need_head_weights=context.need_head_weights,
-        )
+        # all positions of a sentence are one query: (orders G n, T, C) as (G, orders n T, C)
+        shape = (-1, keys[0].size(0), rows.beams * x.size(1), x.size(2))
+        query = split_heads(attn, attn.q_proj(x.view(shape).transpose(0, 1).flatten(1, 2)))
+        x, weights = attend(attn, query, *keys, rows.source_bias(members), need_weights=need_attn)
+        x = attn.out_proj(merge_heads(x))
+        x = x.view(shape[1], -1, *shape[2:]).transpose(0, 1).reshape_as(residual)
         x = self.residual_connection(self.dropout_module(x), residual)
-        return x if self.normalize_before else self.encoder_attn_layer_norm(x)
+        if weights is not None:  # (G, H, orders n T, S) as (H, orders G n, T, S)
+            weights = weights.unflatten(2, (-1, rows.beams, residual.size(1)))
+            weights = weights.permute(1, 2, 0, 3, 4, 5).flatten(1, 3)
+        return (x if self.normalize_before else self.encoder_attn_layer_norm(x)), weights
 
-    def _feed_forward(self, x: Tensor, context: _Context) -> Tensor:
+    def _feed_forward(self, x: Tensor) -> Tensor:
         residual = x
         if self.normalize_before:
             x = self.final_layer_norm(x)
@@ -151,3 +160,21 @@ class OrderedDecoderLayer(TransformerDecoderLayerBase):
             residual = torch.mul(self.w_resid, residual)
         x = self.residual_connection(x, residual)
         return x if self.normalize_before else self.final_layer_norm(x)
+
+
+def _join(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
+
+
+def _remember(
+    memory: LayerMemory,
+    place: tuple[str, tuple[int, ...]],
+    keys: Tensor,
+    values: Tensor,
+    beams: int,
+) -> tuple[Tensor, Tensor]:
+    """Adds a step's keys and values to what was there; returns all, `(G, H, L, D)`."""
+    if place in memory:
+        return memory[place].append(keys, values)
+    memory[place] = Memory(keys, values, room=FIRST_STEPS * beams)
+    return memory[place].filled()

@@ -9,6 +9,7 @@ import logging
 from dataclasses import dataclass, field
 from typing import Optional
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from fairseq.dataclass import FairseqDataclass
@@ -64,6 +65,13 @@ class IotConfig(FairseqDataclass):
         default=1,
         metadata={"help": "Gumbel draws averaged per sentence; K of them is the released code"},
     )
+    iot_orders_per_step: Optional[int] = field(  # noqa: UP045  (argparse cannot call X | None)
+        default=None,
+        metadata={
+            "help": "orders that a training step runs, drawn anew at each step out of all K; the "
+            "likelihood is scaled so that its expectation is that of all (default: all)"
+        },
+    )
     iot_force_decoder_order: Optional[str] = field(  # noqa: UP045  (argparse cannot call X | None)
         default=None,
         metadata={
@@ -92,6 +100,7 @@ class IotTransformerModel(TransformerModel):
         self.tau = _temperature(args)
         self.clamp = args.iot_clamp
         self.gumbel_draws = args.iot_gumbel_draws
+        self.orders_per_step = args.iot_orders_per_step or len(self.decoder_orders)
         self.num_updates = 0
 
     @classmethod
@@ -154,22 +163,25 @@ class IotTransformerModel(TransformerModel):
         """
         Args:
             src_tokens, src_lengths, prev_output_tokens: `(B, S)`, `(B,)`, `(B, T)`.
-            every_order: run the decoder under all `K` orders (what the criterion asks for).
+            every_order: run the decoder under all `K` orders, in training under those drawn for the
+                step (what the criterion asks for).
             others: as in fairseq.
 
         Returns:
-            As fairseq, each sentence under its own order. With `every_order` a list of `K` tensors
-            of logits `(B, T, V)` (with `features_only` of states `(B, T, C)`), and a dictionary
-            with ``log_probs``, ``clamped_log_probs`` and ``weights`` of the orders, each `(B, K)`,
-            ``chosen`` `(B,)`, ``tau``, and ``projection``, which makes logits of states, `(V, C)`.
+            As fairseq, each sentence under its own order. With `every_order` logits
+            `(N, B, T, V)` (with `features_only` states `(N, B, T, C)`), and a dictionary with
+            ``ran``, the numbers of the `N` orders that they are of; ``log_probs``,
+            ``clamped_log_probs`` and ``weights`` of all the orders, each `(B, K)`; ``chosen``
+            `(B,)`; ``tau``; and ``projection``, which makes logits of states, `(V, C)`.
         """
         encoder_out = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         if every_order:
-            outputs = [
-                self.decoder(prev_output_tokens, encoder_out, None, features_only, order=order)[0]
-                for order in self.decoder_orders
-            ]
-            choice = self._weigh_orders(encoder_out, len(src_tokens))
+            ran = self._draw_orders() if self.training else tuple(range(len(self.decoder_orders)))
+            orders = tuple(self.decoder_orders[number] for number in ran)
+            outputs = self.decoder.under_each(prev_output_tokens, encoder_out, orders)
+            if not features_only:
+                outputs = self.decoder.output_layer(outputs)
+            choice = self._weigh_orders(encoder_out, len(src_tokens)) | {"ran": list(ran)}
             # a view, so that torch's DDP finds the parameter in the graph of what we return
             projection = self.decoder.output_projection.weight
             return outputs, {**choice, "projection": projection.view_as(projection)}
@@ -185,6 +197,18 @@ class IotTransformerModel(TransformerModel):
             alignment_layer=alignment_layer,
             alignment_heads=alignment_heads,
         )
+
+    def _draw_orders(self) -> tuple[int, ...]:
+        """The numbers of the orders that this training step runs.
+
+        fairseq seeds torch anew at every update, alike on every process, and a seed stays known
+        whatever was drawn since: so all micro-batches and processes draw alike, and a resumed run
+        draws what an unbroken one would."""
+        num_orders = len(self.decoder_orders)
+        if self.orders_per_step == num_orders:
+            return tuple(range(num_orders))
+        generator = np.random.default_rng((torch.initial_seed(), self.num_updates))
+        return tuple(sorted(generator.choice(num_orders, self.orders_per_step, False).tolist()))
 
     def _weigh_orders(self, encoder_out: dict[str, list[Tensor]], num_sentences: int) -> dict:
         """Probabilities and weights: Gumbel-softmax in training, else all on the chosen order."""
@@ -245,6 +269,11 @@ def _forced_order(args) -> str | None:
     return forced
 
 
+# Options of fairseq that any order but its own rules out, and why.
+STOCK_ORDER_ONLY = {
+    "no_cross_attention": "it takes away the sublayer c that the orders place",
+    "cross_self_attention": "it lets self-attention do the work of the sublayer c",
+}
 # Options of fairseq that several orders rule out, and why.
 SINGLE_ORDER_ONLY = {
     "quant_noise_pq": "its hook rewrites the weights at every pass, so each order would train "
@@ -253,10 +282,6 @@ SINGLE_ORDER_ONLY = {
     "adaptive_softmax_cutoff": "the objective needs logits over the whole vocabulary",
     "decoder_layerdrop": "each order of a step would drop other layers",
 }
-DDP_AND_CHECKPOINTS = (
-    "a layer that is recomputed for every order is more than torch's DDP takes; "
-    "--ddp-backend legacy_ddp takes it"
-)
 
 
 def _check_options(args) -> tuple[str, ...]:
@@ -269,16 +294,18 @@ def _check_options(args) -> tuple[str, ...]:
         raise ValueError(
             f"--iot-gumbel-draws must be 1 or more, but is {args.iot_gumbel_draws} instead"
         )
+    if args.iot_orders_per_step is not None and not 1 <= args.iot_orders_per_step <= len(orders):
+        raise ValueError(
+            f"--iot-orders-per-step must lie between 1 and the number of orders, {len(orders)}, "
+            f"but is {args.iot_orders_per_step} instead"
+        )
     if getattr(args, "base_layers", 0):
         raise ValueError("--base-layers must be 0: a base layer stands outside every order")
     refused = {}
     if orders != (STOCK_DECODER_ORDER,):
-        refused["no_cross_attention"] = "it takes away the sublayer c that the orders place"
+        refused |= STOCK_ORDER_ONLY
     if len(orders) > 1:
         refused |= SINGLE_ORDER_ONLY
-        if getattr(args, "ddp_backend", None) not in ("no_c10d", "legacy_ddp"):
-            distributed = getattr(args, "distributed_world_size", 1) > 1
-            refused |= {"checkpoint_activations": DDP_AND_CHECKPOINTS} if distributed else {}
     for name, why in refused.items():
         if getattr(args, name, None):
             raise ValueError(

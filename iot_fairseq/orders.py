@@ -6,6 +6,7 @@ first applied first; it holds for every block of the stack.
 """
 
 from collections.abc import Iterable
+from functools import cache
 
 # The position of an order in this tuple is its number in the released IOT code.
 DECODER_ORDERS: tuple[str, ...] = ("scf", "fsc", "cfs", "csf", "sfc", "fcs")
@@ -74,3 +75,40 @@ def order_numbers(orders: Iterable[str]) -> list[float]:
 def order_names(numbers: Iterable[float]) -> tuple[str, ...]:
     """The orders that `order_numbers` numbered."""
     return tuple(DECODER_ORDERS[round(number)] for number in numbers)
+
+
+# One pass through a sublayer: its letter, and which of the orders go through it together.
+Call = tuple[str, tuple[int, ...]]
+
+
+@cache
+def schedule(orders: tuple[str, ...]) -> tuple[Call, ...]:
+    """The fewest passes through the sublayers of a block that take every order through its own.
+
+    Orders need not keep step: `fcs` may be at its second sublayer while `scf` waits for its first.
+    So the letters of the passes are a shortest common supersequence of the orders, five for
+    ``scf, csf, fcs`` instead of nine (seven for all six orders, instead of eighteen), and at each
+    pass all go along whose next sublayer it is.
+
+    Args:
+        orders: distinct orders.
+
+    Returns:
+        The passes in sequence, each with the places in `orders` of those that take part.
+    """
+    paths: dict[tuple[int, ...], tuple[Call, ...]] = {(0,) * len(orders): ()}
+    while True:  # breadth first: letter by letter, until a path has taken all orders to the end
+        longer: dict[tuple[int, ...], tuple[Call, ...]] = {}
+        for done, calls in paths.items():
+            if all(place == len(order) for place, order in zip(done, orders, strict=True)):
+                return calls
+            for letter in STOCK_DECODER_ORDER:
+                members = tuple(
+                    number
+                    for number, (place, order) in enumerate(zip(done, orders, strict=True))
+                    if order[place:].startswith(letter)
+                )
+                if members:
+                    after = tuple(place + (n in members) for n, place in enumerate(done))
+                    longer.setdefault(after, (*calls, (letter, members)))
+        paths = longer

@@ -4,9 +4,11 @@ Letters: `B` sentences, `S` and `T` source and target positions, `C` width, `K` 
 
 fairseq's generator calls ``encoder(...)`` once and then ``decoder(tokens, encoder_out=,
 incremental_state=)`` at every step, and nothing else. So each sentence's order travels inside
-``encoder_out`` (key ``decoder_order``), follows every reordering of the beam, and a batch of mixed
-orders is decoded in parts of one order, each part with an incremental state of its own.
+``encoder_out`` (key ``decoder_order``) and follows every reordering of the beam; within the decoder
+the rows of a batch stand sorted by order (see `rows`).
 """
+
+from typing import Any
 
 import torch
 import torch.nn as nn
@@ -15,14 +17,17 @@ from fairseq.models.transformer import TransformerDecoderBase, TransformerEncode
 from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor
 
-from .layers import IncrementalState, OrderedDecoderLayer
-from .orders import order_names, order_numbers
+from .cache import DecodingCache
+from .layers import OrderedDecoderLayer
+from .orders import STOCK_DECODER_ORDER, order_names, order_numbers
 from .predictor import OrderPredictor
+from .rows import Arrangement, Rows, source_bias, target_bias
 
 EncoderOut = dict[str, list[Tensor]]
+IncrementalState = dict[str, Any]
 
 # What OrderedEncoder adds to fairseq's encoder output: lists of one tensor, batch first.
-ORDER_KEYS = ("decoder_order", "decoder_order_logits")
+ORDER_KEYS = ("decoder_order", "decoder_order_logits", "sentence")
 
 
 class OrderedEncoder(TransformerEncoderBase):
@@ -41,6 +46,7 @@ class OrderedEncoder(TransformerEncoderBase):
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens)
         self.decoder_order_predictor: OrderPredictor | None = None
+        self.is_stock = decoder_orders == (STOCK_DECODER_ORDER,)
         self.forced_index = None if forced_order is None else decoder_orders.index(forced_order)
         self.lacks_predictor_weights = False
         if len(decoder_orders) > 1:
@@ -57,9 +63,13 @@ class OrderedEncoder(TransformerEncoderBase):
         return_all_hiddens: bool = False,
         token_embeddings: Tensor | None = None,
     ) -> EncoderOut:
-        """fairseq's encoder output and, with `K` > 1, ``decoder_order_logits`` `(B, K)` in float32
-        and ``decoder_order`` `(B,)`, the number of each sentence's order among the model's."""
+        """fairseq's encoder output; ``sentence`` `(B,)`, a number that the hypotheses of a sentence
+        will share; and with `K` > 1 ``decoder_order_logits`` `(B, K)` in float32 and
+        ``decoder_order`` `(B,)`, the number of each sentence's order among the model's. With the
+        single order `scf` fairseq's alone."""
         out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
+        if not self.is_stock:
+            out["sentence"] = [torch.arange(len(src_tokens), device=src_tokens.device)]
         if self.decoder_order_predictor is None:
             return out
         if self.training:
@@ -78,7 +88,12 @@ class OrderedEncoder(TransformerEncoderBase):
         return out
 
     def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
-        """fairseq's reordering; it rebuilds a fixed dictionary, so what we added is put back."""
+        """fairseq's reordering; it rebuilds a fixed dictionary, so what we added is put back. Where
+        each row gets what it has, as in the reordering of a beam, nothing is copied."""
+        if "sentence" in encoder_out:
+            sentence = encoder_out["sentence"][0]
+            if torch.equal(sentence[new_order], sentence):
+                return encoder_out
         reordered = super().reorder_encoder_out(encoder_out, new_order)
         for key in ORDER_KEYS:
             if key in encoder_out:
@@ -107,32 +122,18 @@ class OrderedEncoder(TransformerEncoderBase):
         return super().upgrade_state_dict_named(state_dict, name)
 
 
-def select_sentences(encoder_out: EncoderOut, rows: Tensor) -> EncoderOut:
-    """The part of an encoder output that the decoder reads, for some of its sentences.
-
-    Args:
-        encoder_out: of `B` sentences.
-        rows: numbers of the sentences to keep, `(B',)`.
-    """
-    return {
-        "encoder_out": [value.index_select(1, rows) for value in encoder_out["encoder_out"]],
-        "encoder_padding_mask": [
-            value.index_select(0, rows) for value in encoder_out["encoder_padding_mask"]
-        ],
-    }
-
-
 class OrderedDecoder(TransformerDecoderBase):
-    """fairseq's decoder, run under one order or under each sentence's own.
+    """fairseq's decoder, run under one order, under each sentence's own, or under several at once.
+
+    With the single order `scf` it is fairseq's.
 
     Args:
         cfg, dictionary, embed_tokens, no_encoder_attn: as in fairseq.
         decoder_orders: the `K` orders.
     """
 
-    # Keys of the incremental state of a batch of mixed orders; neither can clash with fairseq's,
-    # which start with the unique id of a module.
-    _PARTS, _ROW_ORDERS = "iot.parts", "iot.row_orders"
+    # Key of the incremental state; it cannot clash with fairseq's, which are ids of modules.
+    _CACHE = "iot.cache"
 
     def __init__(
         self,
@@ -174,7 +175,8 @@ class OrderedDecoder(TransformerDecoderBase):
 
         Returns:
             Logits `(B, T, V)` (or features `(B, T, C)`), and a dictionary with ``attn``, a list of
-            the cross-attention's weights `(B, T, S)` or None, and ``inner_states``.
+            the cross-attention's weights `(B, T, S)` or None, and ``inner_states``. Step by step
+            `T` is 1.
         """
         alignment = {
             key: kwargs.get(key)
@@ -197,85 +199,145 @@ class OrderedDecoder(TransformerDecoderBase):
         order: str | None = None,
     ) -> tuple[Tensor, dict]:
         """As `forward`, without the projection to the vocabulary."""
-        options = (full_context_alignment, alignment_layer, alignment_heads)
-        if order is None and len(self.decoder_orders) > 1:
-            return self._features_by_order(
-                prev_output_tokens, encoder_out, incremental_state, *options
+        if self.decoder_orders == (STOCK_DECODER_ORDER,):
+            return super().extract_features(
+                prev_output_tokens,
+                encoder_out,
+                incremental_state,
+                full_context_alignment,
+                alignment_layer,
+                alignment_heads,
             )
-        order = order or self.decoder_orders[0]
-        return self._features(prev_output_tokens, encoder_out, incremental_state, order, *options)
+        if incremental_state is None:
+            cache = None
+            numbers = self._row_orders(prev_output_tokens, encoder_out, order)
+            used, numbers = numbers.unique(return_inverse=True)
+            arrangement = Arrangement(numbers, len(used))
+            orders = tuple(self.decoder_orders[number] for number in used.tolist())
+            source, rows = self._all_positions(
+                prev_output_tokens, encoder_out, arrangement, orders, full_context_alignment
+            )
+        else:
+            source, cache = self._cache(prev_output_tokens, encoder_out, incremental_state, order)
+            arrangement = cache.arrangement
+        x = self.dropout_module(
+            self._embed(arrangement.arrange(prev_output_tokens), incremental_state)
+        )
+        if cache is not None:
+            rows = cache.next_step(like=x)
+        x, attn, states = self._run_layers(x, rows, source, cache, alignment_layer)
+        if attn is not None:
+            attn = arrangement.restore(attn[:alignment_heads].mean(dim=0)).to(x)
+        # fairseq's are (T, B, C)
+        states = [arrangement.restore(state).transpose(0, 1) for state in states]
+        return arrangement.restore(x), {"attn": [attn], "inner_states": states}
 
-    def _features_by_order(
+    def under_each(
+        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, orders: tuple[str, ...]
+    ) -> Tensor:
+        """All sentences under several orders in one pass over the layers (training).
+
+        Args:
+            prev_output_tokens: `(B, T)`.
+            encoder_out: what `OrderedEncoder` returned.
+            orders: of them, `N`.
+
+        Returns:
+            Features, `(N, B, T, C)`.
+        """
+        if self.decoder_orders == (STOCK_DECODER_ORDER,):
+            return super().extract_features(prev_output_tokens, encoder_out)[0].unsqueeze(0)
+        num_sentences = len(prev_output_tokens)
+        everyone = Arrangement(prev_output_tokens.new_zeros(num_sentences), 1)
+        source, rows = self._all_positions(prev_output_tokens, encoder_out, everyone, orders)
+        x = self._embed(prev_output_tokens, None)
+        # dropout comes after the copies: every order has noise of its own
+        x = self.dropout_module(x.repeat(len(orders), 1, 1))
+        x, _, _ = self._run_layers(x, rows, source, None, alignment_layer=-1)
+        return x.unflatten(0, (len(orders), num_sentences))
+
+    def _row_orders(
+        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, order: str | None
+    ) -> Tensor:
+        """The number of each row's order among the model's, `(B,)`."""
+        if order is None and len(self.decoder_orders) > 1:
+            return encoder_out["decoder_order"][0]
+        number = 0 if order is None else self.decoder_orders.index(order)
+        return prev_output_tokens.new_full((len(prev_output_tokens),), number)
+
+    def _all_positions(
         self,
         prev_output_tokens: Tensor,
         encoder_out: EncoderOut,
-        incremental_state: IncrementalState | None,
-        *options,
-    ) -> tuple[Tensor, dict]:
-        row_orders = encoder_out["decoder_order"][0]
-        groups = _rows_by_order(row_orders)
-        parts: dict[int, IncrementalState] = {}
-        if incremental_state is not None:
-            parts = incremental_state.setdefault(self._PARTS, {})
-            incremental_state[self._ROW_ORDERS] = row_orders
-        results = []
-        for number, rows in groups:
-            state = None if incremental_state is None else parts.setdefault(number, {})
-            order = self.decoder_orders[number]
-            if len(rows) == len(row_orders):
-                return self._features(prev_output_tokens, encoder_out, state, order, *options)
-            part = select_sentences(encoder_out, rows)
-            results.append(self._features(prev_output_tokens[rows], part, state, order, *options))
-        return _merge(results, torch.cat([rows for _, rows in groups]).argsort())
+        arrangement: Arrangement,
+        orders: tuple[str, ...],
+        full_context: bool = False,
+    ) -> tuple[Tensor, Rows]:
+        """The source's states as the rows stand, and how they stand.
 
-    def _features(
+        With one block in the arrangement, every one of several orders takes all sentences.
+        """
+        source = arrangement.arrange(encoder_out["encoder_out"][0], dim=1)
+        padding = arrangement.arrange(encoder_out["encoder_padding_mask"][0])
+        biases = (
+            source_bias(padding, source),
+            target_bias(
+                arrangement.arrange(prev_output_tokens).eq(self.padding_idx), source, full_context
+            ),
+        )
+        shared = len(orders) > len(arrangement.counts)
+        sizes = arrangement.counts * len(orders) if shared else arrangement.counts
+        return source, Rows(orders, sizes, shared, 1, *biases)
+
+    def _cache(
         self,
         prev_output_tokens: Tensor,
-        encoder_out: EncoderOut | None,
-        incremental_state: IncrementalState | None,
-        order: str,
-        full_context_alignment: bool,
+        encoder_out: EncoderOut,
+        incremental_state: IncrementalState,
+        order: str | None,
+    ) -> tuple[Tensor | None, DecodingCache]:
+        """The cache of this batch, and at the first step the source's states."""
+        if self._CACHE in incremental_state:
+            return None, incremental_state[self._CACHE]
+        source, mask = (encoder_out[key][0] for key in ("encoder_out", "encoder_padding_mask"))
+        every = torch.arange(len(prev_output_tokens), device=source.device)
+        cache = incremental_state[self._CACHE] = DecodingCache(
+            self.decoder_orders,
+            self._row_orders(prev_output_tokens, encoder_out, order),
+            encoder_out["sentence"][0] if "sentence" in encoder_out else every,
+            self.num_layers,
+            source_bias(mask, source),
+        )
+        return cache.of_sentences(source, dim=1), cache
+
+    def _run_layers(
+        self,
+        x: Tensor,
+        rows: Rows,
+        source: Tensor | None,
+        cache: DecodingCache | None,
         alignment_layer: int | None,
-        alignment_heads: int | None,
-    ) -> tuple[Tensor, dict]:
-        """All sentences under one order: embeddings, the layers, what stands after them."""
+    ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+        """The layers and what stands after them; batch first, rows as `rows` has them."""
         if alignment_layer is None:
             alignment_layer = self.num_layers - 1
-        source = _first(encoder_out, "encoder_out")
-        source_mask = _first(encoder_out, "encoder_padding_mask")
-        x, padding_mask = self._embed(prev_output_tokens, incremental_state)
-        future_mask = None
-        if incremental_state is None and not full_context_alignment:
-            future_mask = self.buffered_future_mask(x)
-        attn, inner_states = None, [x]
+        attn, states = None, [x]
         for number, layer in enumerate(self.layers):
-            x, layer_attn, _ = layer(
-                x,
-                source,
-                source_mask,
-                incremental_state,
-                self_attn_mask=future_mask,
-                self_attn_padding_mask=padding_mask,
-                need_attn=number == alignment_layer,
-                need_head_weights=number == alignment_layer,
-                order=order,
-            )
-            inner_states.append(x)
-            if layer_attn is not None and number == alignment_layer:
-                attn = layer_attn.float().to(x)
-        if attn is not None:
-            attn = attn[:alignment_heads].mean(dim=0)
+            memory = None if cache is None else cache.layers[number]
+            need_attn = number == alignment_layer
+            x, weights = layer(x, rows=rows, source=source, memory=memory, need_attn=need_attn)
+            states.append(x)
+            attn = weights if need_attn else attn
         if self.layer_norm is not None:
             x = self.layer_norm(x)
-        x = x.transpose(0, 1)
         if self.project_out_dim is not None:
             x = self.project_out_dim(x)
-        return x, {"attn": [attn], "inner_states": inner_states}
+        return x, attn, states
 
     def _embed(
         self, prev_output_tokens: Tensor, incremental_state: IncrementalState | None
-    ) -> tuple[Tensor, Tensor | None]:
-        """Embeddings `(T, B, C)` and the padding mask `(B, T)`, None where nothing is padded."""
+    ) -> Tensor:
+        """Embeddings before dropout, `(B, T, C)`; step by step those of the last position."""
         positions = None
         if self.embed_positions is not None:
             positions = self.embed_positions(
@@ -291,60 +353,18 @@ class OrderedDecoder(TransformerDecoderBase):
             x = self.project_in_dim(x)
         if positions is not None:
             x = x + positions
-        if self.layernorm_embedding is not None:
-            x = self.layernorm_embedding(x)
-        x = self.dropout_module(x).transpose(0, 1)
-        padding_mask = prev_output_tokens.eq(self.padding_idx)
-        if self.cross_self_attention or padding_mask.any():
-            return x, padding_mask
-        return x, None
+        return x if self.layernorm_embedding is None else self.layernorm_embedding(x)
 
     def reorder_incremental_state_scripting(
         self, incremental_state: IncrementalState, new_order: Tensor
     ) -> None:
-        """Follows a reordering of the rows (the generator's entry point): each part takes the
-        rows that are its own, by their place within the part.
+        """Follows a reordering of the rows (the generator's entry point).
 
         Args:
             incremental_state: of the whole batch.
             new_order: for each new row the number of the old one.
         """
-        if self._PARTS not in incremental_state:
+        if self._CACHE in incremental_state:
+            incremental_state[self._CACHE].reorder(new_order)
+        else:
             super().reorder_incremental_state_scripting(incremental_state, new_order)
-            return
-        row_orders = incremental_state[self._ROW_ORDERS]
-        place = torch.empty_like(row_orders)
-        for _, rows in _rows_by_order(row_orders):
-            place[rows] = torch.arange(len(rows), device=rows.device)
-        new_row_orders = row_orders[new_order]
-        for number, part in list(incremental_state[self._PARTS].items()):
-            part_order = place[new_order[new_row_orders == number]]
-            if len(part_order) == 0:
-                del incremental_state[self._PARTS][number]
-            else:
-                super().reorder_incremental_state_scripting(part, part_order)
-        incremental_state[self._ROW_ORDERS] = new_row_orders
-
-
-def _first(encoder_out: EncoderOut | None, key: str) -> Tensor | None:
-    return encoder_out[key][0] if encoder_out is not None and encoder_out[key] else None
-
-
-def _rows_by_order(row_orders: Tensor) -> list[tuple[int, Tensor]]:
-    """The orders in use, lowest first, each with the rows that take it, in batch order."""
-    return [
-        (number, (row_orders == number).nonzero().squeeze(1))
-        for number in row_orders.unique().tolist()
-    ]
-
-
-def _merge(results: list[tuple[Tensor, dict]], back: Tensor) -> tuple[Tensor, dict]:
-    """Parts of a batch put together again, row `i` of the whole being row `back[i]` of the parts
-    one after another."""
-    x = torch.cat([x for x, _ in results])[back]
-    attn = [extra["attn"][0] for _, extra in results]
-    states = zip(*(extra["inner_states"] for _, extra in results), strict=True)
-    return x, {
-        "attn": [None if attn[0] is None else torch.cat(attn)[back]],
-        "inner_states": [torch.cat(parts, dim=1)[:, back] for parts in states],
-    }

@@ -1,7 +1,6 @@
-"""The task: fairseq's translation, with no sentence ever dropped and batches of one order."""
+"""The task: fairseq's translation, with no sentence ever dropped."""
 
 import logging
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,27 +30,23 @@ class IotTranslationTask(TranslationTask):
     """Translation for models that choose an order per sentence; right for stock models too.
 
     fairseq discards a last batch whose size is no multiple of --required-batch-size-multiple: here
-    every sentence is kept. In decoding the orders of the whole set are predicted first, by one pass
-    of the encoder, and sentences of one order are batched together.
+    every sentence is kept. Batches are fairseq's own, sorted by length, of mixed orders: sorting by
+    order first was measured to cost more, in padding and in a pass of the encoder, than it saves.
     """
 
     def __init__(self, cfg: IotTranslationConfig, src_dict, tgt_dict) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
-        self.loaded_models: list[BaseFairseqModel] = []
         self.whole_datasets: dict[FairseqDataset, WholeDataset] = {}
 
     def build_model(self, cfg, from_checkpoint: bool = False) -> BaseFairseqModel:
-        """As fairseq; a model built to be loaded from a checkpoint is remembered for decoding.
+        """As fairseq.
 
         Raises:
             ValueError: an option that cannot be had in training, or not on this machine.
         """
         if not from_checkpoint:
             _check_training(cfg)
-        model = super().build_model(cfg, from_checkpoint)
-        if from_checkpoint:
-            self.loaded_models.append(model)
-        return model
+        return super().build_model(cfg, from_checkpoint)
 
     def inference_step(self, generator, models, sample: dict, *args, **kwargs):
         """As fairseq, whose diverse beam search takes the sentences' ids in the data set for their
@@ -61,18 +56,9 @@ class IotTranslationTask(TranslationTask):
         return super().inference_step(generator, models, sample, *args, **kwargs)
 
     def get_batch_iterator(self, dataset: FairseqDataset, *args, **kwargs):
-        """As fairseq, over all sentences, in batches of one order where models decode."""
-        # fairseq marks the models that it is about to decode with; scoring wants mixed batches,
-        # for the terms of the objective that are means over a batch
-        models = [
-            model
-            for model in self.loaded_models
-            if model._is_generation_fast and len(getattr(model, "decoder_orders", ())) > 1
-        ]
-        if models:
-            kwargs["disable_iterator_cache"] = True
+        """As fairseq, over all sentences."""
         if kwargs.get("disable_iterator_cache"):
-            return super().get_batch_iterator(WholeDataset(dataset, models), *args, **kwargs)
+            return super().get_batch_iterator(WholeDataset(dataset), *args, **kwargs)
         # fairseq keeps one iterator per dataset object, so it must always see the same one
         whole = self.whole_datasets.setdefault(dataset, WholeDataset(dataset))
         if self.can_reuse_epoch_itr(whole):
@@ -96,30 +82,15 @@ def _check_training(cfg) -> None:
 
 
 class WholeDataset(BaseWrapperDataset):
-    """A dataset whose batches hold every sentence asked for, and none of two orders.
+    """A dataset whose batches hold every sentence.
 
     Args:
-        dataset: any of fairseq's.
-        models: models of several orders, in evaluation mode, that are to decode it.
+        dataset: of sentences.
     """
 
-    def __init__(self, dataset: FairseqDataset, models: Sequence[BaseFairseqModel] = ()) -> None:
-        super().__init__(dataset)
-        self.models = list(models)
-
     def batch_by_size(self, indices, **kwargs) -> list[np.ndarray]:
-        """fairseq's batches of each order one after another, and what fairseq left out of them."""
-        indices = np.asarray(indices)
-        if not self.models or len(indices) == 0:
-            return _all_batches(self.dataset, indices, **kwargs)
-        limits = {key: kwargs.get(key) for key in ("max_tokens", "max_sentences")}
-        orders = predict_orders(self.models, self.dataset, indices, **limits)
-        _log_shares(self.models, orders)
-        _, group = np.unique(orders, axis=0, return_inverse=True)
-        batches = []
-        for number in np.unique(group):
-            batches += _all_batches(self.dataset, indices[group.ravel() == number], **kwargs)
-        return batches
+        """fairseq's batches, and what fairseq left out of them."""
+        return _all_batches(self.dataset, np.asarray(indices), **kwargs)
 
     def filter_indices_by_size(self, indices, max_sizes):
         """As the wrapped dataset."""
@@ -172,13 +143,3 @@ def predict_orders(
             for number, model in enumerate(models):
                 orders[rows, number] = model.encoder(**source)["decoder_order"][0].cpu().numpy()
     return orders
-
-
-def _log_shares(models: list[BaseFairseqModel], orders: np.ndarray) -> None:
-    for number, model in enumerate(models):
-        counts = Counter(orders[:, number].tolist())
-        shares = ", ".join(
-            f"{name} {counts[i]} ({counts[i] / max(1, len(orders)):.1%})"
-            for i, name in enumerate(model.decoder_orders)
-        )
-        logger.info("orders chosen for %d sentences: %s", len(orders), shares)

@@ -23,7 +23,7 @@ from fairseq.logging import metrics, progress_bar
 from fairseq_cli import train as fairseq_train
 from hydra.core.global_hydra import GlobalHydra
 
-from iot_fairseq import stacks
+from iot_fairseq.rows import Arrangement
 from iot_fairseq.stacks import OrderedEncoder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -99,7 +99,7 @@ def watch_log(output: Output, stream: io.StringIO) -> Iterator[None]:
 @contextlib.contextmanager
 def watch_orders(output: Output) -> Iterator[None]:
     """Writes down the orders that encoders choose and that decoders run under."""
-    encode, split = OrderedEncoder.forward, stacks._rows_by_order
+    encode, arrange = OrderedEncoder.forward, Arrangement.__init__
 
     def encode_and_tell(encoder, src_tokens, *args, **kwargs):
         out = encode(encoder, src_tokens, *args, **kwargs)
@@ -108,14 +108,13 @@ def watch_orders(output: Output) -> Iterator[None]:
             output.chosen.setdefault(sentence, set()).add(int(order))
         return out
 
-    def split_and_tell(row_orders):
-        groups = split(row_orders)
-        output.orders_at_once.append(len(groups))
-        return groups
+    def arrange_and_tell(arrangement, numbers, num_orders, *args) -> None:
+        arrange(arrangement, numbers, num_orders, *args)
+        output.orders_at_once.append(num_orders)
 
     with (
         mock.patch.object(OrderedEncoder, "forward", encode_and_tell),
-        mock.patch.object(stacks, "_rows_by_order", split_and_tell),
+        mock.patch.object(Arrangement, "__init__", arrange_and_tell),
     ):
         yield
 

@@ -45,7 +45,6 @@ def test_every_batch_size_gives_the_same(corpus, pre, whole, limits):
     equal(output, whole)
     assert output.chosen == whole.chosen
     assert {len(orders) for orders in output.chosen.values()} == {1}
-    assert set(output.orders_at_once) == {1}, "batches must be of one order"
     assert "Translated 205 sentences" in output.text
 
 
@@ -55,7 +54,7 @@ def test_plain_translation_task_gives_the_same(corpus, pre, whole, limits):
     output = generate(corpus.folder, pre.path, **plain, **limits)
     equal(output, whole)
     assert output.chosen == whole.chosen
-    assert max(output.orders_at_once) == 3, "batches must be mixed"
+    assert max(output.orders_at_once) == 3, "or nothing was tested"
 
 
 def test_shards(corpus, pre, whole):
@@ -177,22 +176,12 @@ def test_ensembles(corpus, pre, post, twin):
     alone = generate(corpus.folder, pre.path, **flags)
     equal(generate(corpus.folder, f"{pre.path}:{pre.path}", **flags), alone)
     both = generate(corpus.folder, f"{pre.path}:{post.path}", **flags)
-    assert set(both.orders_at_once) == {1}, "batches must be of one order in each model"
     assert any(len(orders) > 1 for orders in both.chosen.values()), "each model makes its choice"
     mixed = flags | {"task": "translation", "batch_size": 12}
     equal(generate(corpus.folder, f"{pre.path}:{post.path}", **mixed), both)
     assert both.hypotheses() != alone.hypotheses()
     with_stock = generate(corpus.folder, f"{pre.path}:{twin}", **flags)
     assert len(with_stock.hypotheses()) == 24
-
-
-def test_orders_are_reported(corpus, pre):
-    output = generate(corpus.folder, pre.path, gen_subset="test1")
-    (line,) = [r.getMessage() for r in output.records if "orders chosen" in r.getMessage()]
-    chosen = order_of_each(corpus, output, "test1")
-    shares = [f"{o} {chosen.count(i)} (" for i, o in enumerate(("scf", "csf", "fcs"))]
-    assert line.startswith("orders chosen for 24 sentences: ")
-    assert all(share in line for share in shares)
 
 
 def test_validate(corpus, pre):

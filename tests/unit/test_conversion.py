@@ -119,7 +119,7 @@ def test_a_converted_checkpoint_computes_the_same(released, tmp_path, capsys, id
     batch = random_batch(size=SIZE)["net_input"]
     outputs, choice = model(**batch, every_order=True)
     again, choice_again = converted.eval()(**batch, every_order=True)
-    assert torch.equal(torch.stack(again), torch.stack(outputs))
+    assert torch.equal(again, outputs)
     assert torch.equal(choice_again["log_probs"], choice["log_probs"])
     assert cfg.criterion._name == "iot_label_smoothed_cross_entropy"
     assert (cfg.criterion.iot_exploration, cfg.criterion.iot_exploitation) == (0.1, 0.01)

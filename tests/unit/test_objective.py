@@ -22,68 +22,92 @@ from helpers import (
 
 from iot_fairseq import objective
 from iot_fairseq.criterion import TERMS
-from iot_fairseq.objective import sentence_losses
+from iot_fairseq.objective import weighed_losses
 
 # ---------------------------------------------------------------- token losses
 
 
-def naive_sentence_losses(features, projection, target, pad):
-    """What `sentence_losses` computes, every log-probability written out."""
+def naive_weighed_losses(features, projection, target, pad, on_target, on_all):
+    """What `weighed_losses` computes, every log-probability written out."""
     log_probs = F.log_softmax(F.linear(features, projection).float(), dim=-1)
     real = target.ne(pad)
-    nll = -log_probs.gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    return (nll * real).sum(dim=-1), (-log_probs.sum(dim=-1) * real).sum(dim=-1)
+    index = target.expand(len(features), -1, -1).unsqueeze(-1)
+    nll = (-log_probs.gather(-1, index).squeeze(-1) * real).sum(dim=-1).t()
+    total = (-log_probs.sum(dim=-1) * real).sum(dim=-1).t()
+    return (on_target * nll + on_all * total).sum(), nll, total
 
 
-def draw(lengths, width=6, size=11, dtype=torch.float32):
-    """Features `(B, T, C)`, a projection `(V, C)` and a target `(B, T)` padded on the right."""
-    longest = max(lengths)
-    features = torch.randn(len(lengths), longest, width).to(dtype).requires_grad_()
+def draw(lengths, orders=2, width=6, size=11, dtype=torch.float32):
+    """Features `(N, B, T, C)`, a projection `(V, C)`, a target `(B, T)` padded on the right, and
+    what a nat of the target and of the vocabulary weighs, both `(B, N)`."""
+    longest, num = max(lengths), len(lengths)
+    features = torch.randn(orders, num, longest, width).to(dtype).requires_grad_()
     projection = torch.randn(size, width).to(dtype).requires_grad_()
-    target = torch.randint(EOS, size, (len(lengths), longest))
+    target = torch.randint(EOS, size, (num, longest))
     target[torch.arange(longest) >= torch.tensor(lengths).unsqueeze(1)] = PAD
-    return features, projection, target
+    coefficients = (torch.randn(num, orders).requires_grad_() for _ in range(2))
+    return features, projection, target, *coefficients
 
 
-def values_and_gradients(function, inputs, weights):
-    """Losses, and gradients of their weighted sum for features and projection."""
-    nll, total = function(*inputs, PAD)
-    wanted = (weights[0] * nll + weights[1] * total).sum()
-    return [nll, total, *torch.autograd.grad(wanted, inputs[:2])]
+def values_and_gradients(function, features, projection, target, on_target, on_all):
+    """The three results, and gradients of the first for all that has one (doubled, as a scale of
+    the loss may do)."""
+    value, nll, total = function(features, projection, target, PAD, on_target, on_all)
+    variables = (features, projection, on_target, on_all)
+    return [value, nll, total, *torch.autograd.grad(2 * value, variables)]
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 9, 10, 11, 512])
 @pytest.mark.parametrize("lengths", [(1,), (4, 3, 2, 1), (3, 0, 7), (5, 5)])
-def test_fused_losses_equal_the_naive_ones(monkeypatch, chunk, lengths):
+@pytest.mark.parametrize("orders", [1, 3])
+def test_fused_losses_equal_the_naive_ones(monkeypatch, chunk, lengths, orders):
     monkeypatch.setattr(objective, "CHUNK", chunk)
     torch.manual_seed(1)
-    inputs, weights = draw(lengths), torch.randn(2, len(lengths))
+    *inputs, on_target, on_all = draw(lengths, orders)
     for scale in ((1.0, 0.3), (1.0, 0.0), (0.0, 1.0)):
-        scaled = weights * torch.tensor(scale).unsqueeze(1)
-        got = values_and_gradients(sentence_losses, inputs, scaled)
-        want = values_and_gradients(naive_sentence_losses, inputs, scaled)
+        inputs[3:] = (on_target * scale[0], on_all * scale[1])
+        got = values_and_gradients(weighed_losses, *inputs)
+        want = values_and_gradients(naive_weighed_losses, *inputs)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-        assert not got[2][inputs[2] == PAD].any(), "padding must cost nothing"
+        assert not got[3][:, inputs[2] == PAD].any(), "padding must cost nothing"
 
 
-def test_fused_losses_over_several_real_chunks():
+def test_sums_are_exact_to_a_millionth():
+    """Over several real chunks and a vocabulary of real size, against double precision."""
     torch.manual_seed(2)
     lengths = (objective.CHUNK, 1, 513, 300)
-    inputs, weights = draw(lengths, width=4, size=30), torch.randn(2, 4)
-    got = values_and_gradients(sentence_losses, inputs, weights)
-    want = values_and_gradients(naive_sentence_losses, inputs, weights)
-    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+    inputs = draw(lengths, width=32, size=3000)
+    got = values_and_gradients(weighed_losses, *inputs)
+    exact = [x.detach().double().requires_grad_() if x.is_floating_point() else x for x in inputs]
+    want = values_and_gradients(naive_weighed_losses, *exact)
+    for value, exact_value in zip(got[:3], want[:3], strict=True):
+        # what is summed are magnitudes, though their signs may cancel
+        size = (inputs[3].abs() * want[1] + inputs[4].abs() * want[2]).sum()
+        off = (value - exact_value).abs().max()
+        assert off < 1e-6 * (size if value.dim() == 0 else exact_value.abs().max())
+    for gradient, exact_gradient in zip(got[3:], want[3:], strict=True):
+        assert (gradient - exact_gradient).abs().max() < 1e-5 * exact_gradient.abs().max()
+
+
+def test_without_gradient_the_values_are_the_same():
+    torch.manual_seed(3)
+    inputs = draw((4, 2, 7))
+    want = weighed_losses(*inputs[:3], PAD, *inputs[3:])
+    with torch.no_grad():
+        got = weighed_losses(*inputs[:3], PAD, *inputs[3:])
+    assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
+    assert [x.requires_grad for x in want] == [True, False, False]
 
 
 @pytest.mark.parametrize("lengths", [(0,), (0, 0)])
 def test_a_batch_without_a_real_token(lengths):
     """As where --ignore-prefix-size is longer than every target."""
     torch.manual_seed(3)
-    features, projection, _ = draw([2] * len(lengths))
+    features, projection, _, *coefficients = draw([2] * len(lengths))
     for width in (2, 0):
         target = torch.full((len(lengths), width), PAD)
-        inputs = (features[:, :width], projection, target)
-        got = values_and_gradients(sentence_losses, inputs, torch.ones(2, 1))
+        inputs = (features[:, :, :width], projection, target, *coefficients)
+        got = values_and_gradients(weighed_losses, *inputs)
         assert not any(value.any() for value in got)
 
 
@@ -91,11 +115,12 @@ def test_a_batch_without_a_real_token(lengths):
 def test_half_precision(dtype):
     torch.manual_seed(4)
     lengths = (40, 3, 700)
-    inputs, weights = draw(lengths, width=16, size=100, dtype=dtype), torch.ones(2, 3) * 0.1
-    got = values_and_gradients(sentence_losses, inputs, weights)
+    inputs = draw(lengths, width=16, size=100, dtype=dtype)
+    coefficients = [torch.full((3, 2), 0.1).requires_grad_() for _ in range(2)]
+    got = values_and_gradients(weighed_losses, *inputs[:3], *coefficients)
     exact = [x.detach().float().requires_grad_() for x in inputs[:2]]
-    want = values_and_gradients(naive_sentence_losses, (*exact, inputs[2]), weights)
-    assert [x.dtype for x in got] == [torch.float32, torch.float32, dtype, dtype]
+    want = values_and_gradients(naive_weighed_losses, *exact, inputs[2], *coefficients)
+    assert [x.dtype for x in got] == [*[torch.float32] * 3, dtype, dtype, *[torch.float32] * 2]
     bound = 4 * torch.finfo(dtype).eps
     for value, exact_value in zip(got, want, strict=True):
         off = (value.float() - exact_value).abs().max() / exact_value.abs().max()
@@ -106,16 +131,18 @@ def test_half_precision(dtype):
 def test_autocast(half):
     """Under --amp a state may come in half precision while the projection is float32."""
     torch.manual_seed(5)
-    features, projection, target = draw((6, 2, 5))
-    want = values_and_gradients(sentence_losses, (features, projection, target), torch.ones(2, 3))
+    features, projection, target, *_ = draw((6, 2, 5))
+    ones = [torch.ones(3, 2).requires_grad_() for _ in range(2)]
+    want = values_and_gradients(weighed_losses, features, projection, target, *ones)
     with torch.autocast("cpu", torch.bfloat16):
         states = features.bfloat16() if half in ("features", "both") else features
         matrix = projection.bfloat16() if half in ("projection", "both") else projection
-        nll, total = sentence_losses(states, matrix, target, PAD)
-    got = [nll, total, *torch.autograd.grad((nll + total).sum(), (features, projection))]
-    assert [x.dtype for x in got] == [torch.float32] * 4
-    for value, exact_value in zip(got, want, strict=True):
-        off = (value - exact_value).abs().max() / exact_value.abs().max()
+        value, nll, total = weighed_losses(states, matrix, target, PAD, *ones)
+    got = [value, nll, total]
+    got += torch.autograd.grad(2 * value, (features, projection, *ones))
+    assert [x.dtype for x in got] == [torch.float32] * 7
+    for found, exact_value in zip(got, want, strict=True):
+        off = (found - exact_value).abs().max() / exact_value.abs().max()
         assert off < 6 * torch.finfo(torch.bfloat16).eps
 
 
@@ -125,21 +152,21 @@ def test_autocast(half):
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_likelihood_is_an_expectation_of_fairseqs_loss(smoothing):
     torch.manual_seed(6)
-    sums, each, size = [], [], 11
-    for _ in range(3):
-        features, projection, target = draw((4, 2), size=size)
-        sums.append(sentence_losses(features, projection, target, PAD))
-        log_probs = F.log_softmax(F.linear(features, projection), dim=-1)
-        losses = [
-            label_smoothed_nll_loss(rows, line, smoothing, ignore_index=PAD)[0]
+    size = 11
+    features, projection, target, *_ = draw((4, 2), orders=3, size=size)
+    each = [
+        [
+            label_smoothed_nll_loss(rows, line, smoothing, ignore_index=PAD)[0].item()
             for rows, line in zip(log_probs, target, strict=True)
         ]
-        each.append(torch.stack(losses))
-    nll, total = (torch.stack(x, dim=-1) for x in zip(*sums, strict=True))
+        for log_probs in F.log_softmax(F.linear(features, projection), dim=-1)
+    ]
     weights = torch.softmax(torch.randn(2, 3), dim=-1)
-    got = objective.weighted_likelihood(weights, nll, total, smoothing, size)
-    torch.testing.assert_close(got, (weights * torch.stack(each, dim=-1)).sum())
-    released = objective.released_likelihood(weights, nll, total, smoothing, size)
+    coefficients = objective.weighted_coefficients(weights, smoothing, size)
+    got, nll, total = weighed_losses(features, projection, target, PAD, *coefficients)
+    torch.testing.assert_close(got, (weights * torch.tensor(each).t()).sum())
+    coefficients = objective.released_coefficients(weights, smoothing, size)
+    released, _, _ = weighed_losses(features, projection, target, PAD, *coefficients)
     want = (1 - smoothing) * (weights * nll).sum() + smoothing / size * total.sum()
     torch.testing.assert_close(released, want)
 

@@ -1,10 +1,8 @@
-"""The task keeps every sentence and batches by order (cases 18 and 19)."""
+"""The task keeps every sentence; predicted orders do not depend on the batch (cases 18, 19)."""
 
 from __future__ import annotations
 
 from itertools import chain
-from types import SimpleNamespace
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -100,27 +98,19 @@ def test_registered():
     st.lists(st.integers(0, 12), min_size=1, max_size=40),
     st.sampled_from(LIMITS),
     st.sampled_from([1, 2, 8]),
-    st.lists(st.integers(0, 2), min_size=40, max_size=40) | st.none(),
 )
 @settings(max_examples=60, deadline=None)
-def test_every_sentence_once_in_batches_of_one_order(lengths, limits, multiple, orders):
+def test_every_sentence_once(lengths, limits, multiple):
     dataset = build_dataset(lengths)
-    models = []
-    if orders is not None:
-        orders = np.array(orders[: len(lengths)]).reshape(-1, 1)
-        models = [SimpleNamespace(decoder_orders=("scf", "csf", "fcs"))]
-    whole = WholeDataset(dataset, models)
-    with mock.patch("iot_fairseq.task.predict_orders", lambda _, __, rows, **___: orders[rows]):
-        found = whole.batch_by_size(
-            whole.ordered_indices(), required_batch_size_multiple=multiple, **limits
-        )
+    whole = WholeDataset(dataset)
+    found = whole.batch_by_size(
+        whole.ordered_indices(), required_batch_size_multiple=multiple, **limits
+    )
     assert sorted(np.concatenate(found).tolist()) == list(range(len(lengths)))
     for batch in found:
         assert len(batch) <= limits.get("max_sentences", len(batch))
         longest = max(dataset.num_tokens(index) for index in batch)
         assert longest * len(batch) <= limits.get("max_tokens", longest * len(batch))
-        if orders is not None:
-            assert len(np.unique(orders[batch])) == 1
 
 
 def test_fairseq_itself_drops_sentences(dataset):
@@ -133,16 +123,9 @@ def test_fairseq_itself_drops_sentences(dataset):
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 @pytest.mark.parametrize("multiple", [1, 8])
-def test_batches_of_the_iterator(dataset, model, limits, multiple):
-    """Of a loaded model, of a stock one, and in training."""
-    for loaded in ([], [model], [build_model("transformer")], [model, model]):
-        task = build_task()
-        task.loaded_models += loaded
-        found = batches(task, dataset, required_batch_size_multiple=multiple, **limits)
-        assert sorted(chain(*found)) == list(range(len(dataset)))
-        if model in loaded:
-            orders = predict_orders([model], dataset)[:, 0]
-            assert all(len(set(orders[batch])) == 1 for batch in found)
+def test_batches_of_the_iterator(dataset, limits, multiple):
+    found = batches(build_task(), dataset, required_batch_size_multiple=multiple, **limits)
+    assert sorted(chain(*found)) == list(range(len(dataset)))
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
@@ -163,47 +146,23 @@ def test_orders_of_an_ensemble_and_of_a_set_without_sentences(dataset, model):
     assert (orders[:, 1:] == predict_orders([other], dataset)).all()
     assert predict_orders([model], build_dataset([])).shape == (0, 1)
     nothing = np.zeros(0, dtype=np.int64)
-    assert WholeDataset(build_dataset([]), [model]).batch_by_size(nothing) == []
+    assert WholeDataset(build_dataset([])).batch_by_size(nothing) == []
 
 
-def test_sentences_too_long_for_the_model_are_left_to_fairseq(model):
+def test_sentences_too_long_for_the_model_are_left_to_fairseq():
     dataset = build_dataset([3, 30, 4])
-    short = build_model(iot_decoder_orders="scf,csf", max_source_positions=12)
-    short.make_generation_fast_()
-    task = build_task()
-    task.loaded_models.append(short)
     kwargs = {"max_positions": (12, 12), "max_sentences": 2}
-    assert sorted(chain(*batches(task, dataset, ignore_invalid_inputs=True, **kwargs))) == [0, 2]
+    kept = batches(build_task(), dataset, ignore_invalid_inputs=True, **kwargs)
+    assert sorted(chain(*kept)) == [0, 2]
     with pytest.raises(Exception, match="Size of sample #1 is invalid"):
-        batches(task, dataset, **kwargs)
-
-
-def test_skipped_sentences_do_not_count(model, caplog):
-    """Neither for the limit of a batch nor for the shares that are logged."""
-    task = build_task()
-    task.loaded_models.append(model)
-    kwargs = {"max_positions": (40, 40), "max_tokens": 50, "ignore_invalid_inputs": True}
-    with caplog.at_level("INFO", logger="iot_fairseq.task"):
-        found = batches(task, build_dataset([3, 4, 60, 5]), **kwargs)
-    assert sorted(chain(*found)) == [0, 1, 3]
-    assert "orders chosen for 3 sentences" in caplog.text
-
-
-def test_scoring_takes_mixed_batches(dataset, model):
-    """The objective has means over a batch: they must not depend on who is batched with whom."""
-    task = build_task()
-    task.loaded_models.append(randomize(build_model(iot_decoder_orders="scf,csf")).eval())
-    stock = build_task()
-    assert batches(task, dataset, max_sentences=7) == batches(stock, dataset, max_sentences=7)
+        batches(build_task(), dataset, **kwargs)
 
 
 @pytest.mark.parametrize("shards", [2, 3, 7])
-def test_shards_share_the_sentences_out(dataset, model, shards):
+def test_shards_share_the_sentences_out(dataset, shards):
     found = []
     for shard in range(shards):
-        task = build_task()
-        task.loaded_models.append(model)
-        found += batches(task, dataset, max_sentences=6, num_shards=shards, shard_id=shard)
+        found += batches(build_task(), dataset, max_sentences=6, num_shards=shards, shard_id=shard)
     assert sorted(chain(*found)) == list(range(len(dataset)))
 
 
@@ -249,12 +208,3 @@ def test_a_forced_order_is_refused_in_training_alone():
     with pytest.raises(ValueError, match="--iot-force-decoder-order is for decoding"):
         task.build_model(cfg)
     task.build_model(cfg, from_checkpoint=True)
-
-
-def test_only_models_from_checkpoints_are_asked_for_orders():
-    task = build_task()
-    cfg = configure(iot_decoder_orders="0,3").model
-    task.build_model(cfg)
-    assert task.loaded_models == []
-    model = task.build_model(cfg, from_checkpoint=True)
-    assert task.loaded_models == [model]
