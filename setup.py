@@ -30,6 +30,8 @@ setup(
     extras_require={
         "recipes": ["sacremoses", "subword-nmt", "tqdm"],
         "tensorboard": ["tensorboardX"],
+        "benchmark": ["matplotlib", "tqdm"],
+        "peers": ["ctranslate2"],
         "test": ["pytest", "hypothesis", "ruff", "PyYAML"],
     },
     entry_points={"console_scripts": ["iot-convert=iot_fairseq.conversion:convert_main"]},

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Measure what a choice of orders costs, against fairseq's Transformer of the same size.
 
-  decode   translating: batches of one order, mixed batches, one by one, the release's way
-  train    training steps: K = 1 to 6 orders, one order per step, the release's way
+  decode   translating a whole set, then one by one: iot_translation, the plain task, and the
+           released code's way, which runs the whole model K times
+  train    training steps: K = 1 to 6 orders, one order per step, the released code's way
   memory   peak memory of a training step: K = 1 to 6 orders, one order per step
   all      the three
 
@@ -50,7 +51,7 @@ EPILOG = """\
 tokens, shares, each_further_order; a system has key, name, orders, values (one per round), median,
 ratio, lowest and highest. A curve has the ratio to stock for every number of orders.
 """
-DEFAULT_SENTENCES = {"iwslt": 192, "tiny": 96}
+DEFAULT_SENTENCES = 96
 DEFAULT_MAX_TOKENS = {"cpu": 1000, "cuda": 4000}
 
 
@@ -76,7 +77,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         "--batch", type=int, default=32, metavar="N", help="sentences decoded at once (%(default)s)"
     )
     add("--beam", type=int, default=4, metavar="N", help="(%(default)s)")
-    add("--sentences", type=int, metavar="N", help="to decode (192, with --arch tiny 96)")
+    add("--sentences", type=int, metavar="N", help="to decode (96)")
     add("--max-tokens", type=int, metavar="N", help="of a training batch (1000, on a GPU 4000)")
     add("--repeat", type=int, default=5, metavar="N", help="rounds that count (%(default)s)")
     add("--no-sweep", action="store_true", help="measure --orders alone, not K = 1 to 6 too")
@@ -94,7 +95,7 @@ def check(args: argparse.Namespace) -> Settings:
     """
     orders = parse_orders(args.orders, "--orders")
     if args.sentences is None:
-        args.sentences = DEFAULT_SENTENCES[args.arch]
+        args.sentences = DEFAULT_SENTENCES
     if args.max_tokens is None:
         args.max_tokens = DEFAULT_MAX_TOKENS[args.device]
     # a training batch must hold the longest sentence and its end

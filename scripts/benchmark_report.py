@@ -16,8 +16,7 @@ from benchmark_measure import Section
 BAR_WIDTH = 40
 # The curves of the plot: section, system, name.
 CURVES = (
-    ("decode", "iot_translation", "decode, iot_translation"),
-    ("decode", "translation", "decode, mixed batches"),
+    ("decode", "iot_translation", "decoding"),
     ("train", "iot", "training step"),
     ("memory", "iot", "peak memory"),
 )

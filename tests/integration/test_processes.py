@@ -143,15 +143,23 @@ def two_processes(corpus, tmp_path):
     return start
 
 
-@pytest.mark.parametrize("backend", ["legacy_ddp", "c10d"])
+@pytest.mark.parametrize(
+    ("backend", "flags"),
+    [
+        ("legacy_ddp", {}),
+        ("c10d", {}),
+        ("c10d", {"checkpoint_activations": True, "iot_orders_per_step": 1}),
+    ],
+    ids=["legacy_ddp", "c10d", "c10d, an order per step"],
+)
 def test_two_processes_are_one_with_twice_the_micro_batches(
-    corpus, tmp_path, two_processes, monkeypatch, backend
+    corpus, tmp_path, two_processes, monkeypatch, backend, flags
 ):
-    first, second = two_processes(backend, quiet=True)
+    first, second = two_processes(backend, quiet=True, **flags)
     assert same(first["model"], second["model"])
     assert all(np.isfinite(float(loss)) for loss in first["losses"])
     monkeypatch.setattr(model_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
-    output = train(corpus.folder, tmp_path / "alone", **TWO, update_freq=2)
+    output = train(corpus.folder, tmp_path / "alone", **TWO, **flags, update_freq=2)
     assert [line["loss"] for line in output.stats("train_inner")] == first["losses"]
     for name, want in load(tmp_path / "alone")["model"].items():
         torch.testing.assert_close(first["model"][name], want, atol=1e-5, rtol=1e-4)

@@ -21,6 +21,8 @@ PREDICTOR = "encoder.decoder_order_predictor.weight"
 # A temperature that moves within a few updates, and dropout, so that a resumed run must get
 # both right.
 MOVING = {"iot_tau_decay": 0.02, "iot_tau_update_freq": 5, "dropout": 0.2}
+# ... and orders that are drawn anew at each step
+DRAWING = MOVING | {"iot_orders_per_step": 2}
 VALIDATE = {"disable_validation": None}
 
 
@@ -31,15 +33,15 @@ VALIDATE = {"disable_validation": None}
 def forty_updates(corpus, tmp_path_factory) -> tuple[Path, Output]:
     """A run of 40 updates that nothing interrupted."""
     folder = tmp_path_factory.mktemp("forty")
-    return folder, train(corpus.folder, folder, **MOVING)
+    return folder, train(corpus.folder, folder, **DRAWING)
 
 
 @pytest.fixture(scope="session")
 def twenty_updates(corpus, tmp_path_factory) -> tuple[Path, Output, Output]:
     """The same run, stopped after 20 updates and gone on with."""
     folder = tmp_path_factory.mktemp("twenty")
-    first = train(corpus.folder, folder, **MOVING, max_update=20)
-    return folder, first, train(corpus.folder, folder, **MOVING)
+    first = train(corpus.folder, folder, **DRAWING, max_update=20)
+    return folder, first, train(corpus.folder, folder, **DRAWING)
 
 
 def test_the_same_seed_twice(forty_updates, twenty_updates):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,10 @@ from iot_fairseq.criterion import IotCriterionConfig
 from iot_fairseq.model import IotConfig
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import benchmark  # noqa: E402
+
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
 COMMANDS = [
@@ -48,8 +53,14 @@ def test_generation_commands_parse(words):
     assert args.task == "iot_translation"
 
 
+@pytest.mark.parametrize("words", commands("python"))
+def test_benchmark_commands_parse(words):
+    assert words[0] == "scripts/benchmark.py"
+    assert benchmark.parse_arguments(words[1:]).command in ("decode", "train", "memory", "all")
+
+
 def test_every_command_is_known():
-    known = {"fairseq-train", "fairseq-generate", "iot-convert", "bash", "pip"}
+    known = {"fairseq-train", "fairseq-generate", "iot-convert", "bash", "pip", "python"}
     assert {words[0] for words in COMMANDS} == known
     for words in commands("bash"):
         assert (ROOT / words[0]).is_file()
