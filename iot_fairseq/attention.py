@@ -36,7 +36,7 @@ def attend(
         query: `(G, H, T, D)`.
         keys, values: `(G, H, L, D)`.
         bias: added to the scores, `(G, 1, T or 1, L)`.
-        causal: position `t` sees the first `t` alone (`L = T`).
+        causal: position `t` sees the first `t` alone (`L = T`); not together with a bias.
         need_weights: return the weights, at the price of a slower way.
 
     Returns:

@@ -20,7 +20,7 @@ class Memory:
 
     Args:
         keys, values: of the first positions, `(G, H, L, D)`.
-        room: positions to make room for now.
+        room: positions to make room for now, `L` or more.
     """
 
     def __init__(self, keys: Tensor, values: Tensor, room: int) -> None:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
-from helpers import FIRST_WORD, VOCABULARY, build_model, random_batch, randomize
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from spread import source_means, spread_weights
+from reorders import any_reorder, beam_reorder, randoms
 
 from iot_fairseq.cache import DecodingCache, Memory
 from iot_fairseq.orders import DECODER_ORDERS, schedule
-
-randoms = st.randoms(use_true_random=False)
 
 # ---------------------------------------------------------------- memory
 
@@ -170,21 +165,6 @@ class Twin:
         self.order = [self.order[row] for row in new_order]
 
 
-def beam_reorder(random, rows, beams):
-    """Some of the sentences in any sequence, some twice, the rows of each from among its own."""
-    number = rows // beams
-    kept = [random.randrange(number) for _ in range(random.randint(1, number + 1))]
-    if random.random() < 0.7:  # as the generator does: finished sentences leave, the others stay
-        kept = sorted(set(kept))
-    return [beams * n + random.randrange(beams) for n in kept for _ in range(beams)]
-
-
-def any_reorder(random, rows):
-    """Rows of any sentences, as many as there were or any other number."""
-    number = random.choice([rows, random.randint(1, 8)])
-    return [random.randrange(rows) for _ in range(number)]
-
-
 @given(
     st.permutations(DECODER_ORDERS),
     st.integers(1, 6),
@@ -229,124 +209,3 @@ def test_how_many_rows_a_sentence_has(sentences, beams):
     orders = torch.zeros(len(sentences), dtype=torch.long)
     cache = DecodingCache(DECODER_ORDERS, orders, torch.tensor(sentences), 1, None)
     assert cache.beams == beams
-
-
-# ---------------------------------------------------------------- a whole decoder
-
-SENTENCES = 5
-
-
-def build():
-    """A model in evaluation mode whose every weight matters and that takes different orders."""
-    model = randomize(build_model(iot_decoder_orders=",".join(DECODER_ORDERS))).eval()
-    batch = random_batch(0, range(1, 25), range(1, 25))["net_input"]
-    with torch.no_grad():
-        means = source_means(model, batch["src_tokens"], batch["src_lengths"])
-    model.encoder.decoder_order_predictor.weight.data.copy_(spread_weights(means, 6))
-    return model
-
-
-@functools.cache
-def exact_model():
-    """In double precision, one for all examples."""
-    return build().double()
-
-
-def encode(model, seed):
-    """A batch's encoder output, the sentences under orders of our choice."""
-    batch = random_batch(seed)["net_input"]
-    out = model.encoder(batch["src_tokens"], batch["src_lengths"])
-    return out | {"decoder_order": [torch.tensor([4, 0, 3, 4, 1])]}
-
-
-def check_step(model, out, tokens, sentences, got):
-    """What a step gave equals the full forward of every row alone, under its sentence's order (the
-    weights returned, and so what they mix, are float32)."""
-    logits, extra = got
-    for row, n in enumerate(sentences):
-        alone = {
-            "encoder_out": [out["encoder_out"][0][:, n : n + 1]],
-            "encoder_padding_mask": [out["encoder_padding_mask"][0][n : n + 1]],
-        }
-        order = DECODER_ORDERS[out["decoder_order"][0][n]]
-        want, of_full = model.decoder(tokens[row : row + 1], encoder_out=alone, order=order)
-        for ours, theirs in ((logits, want), (extra["attn"][0], of_full["attn"][0])):
-            torch.testing.assert_close(ours[row, -1], theirs[0, -1], rtol=0, atol=1e-6)
-
-
-@pytest.mark.parametrize("told", [True, False], ids=["sentences", "no-sentences"])
-@given(randoms, st.integers(1, 3), st.lists(st.sampled_from(["beam", "any"]), max_size=4))
-@settings(max_examples=10, deadline=None)
-@torch.no_grad()
-def test_a_decoder_whose_rows_are_reordered_in_any_way(told, random, beams, steps):
-    """Also where an encoder output does not tell which rows are one sentence's, as they are not
-    neighbours then."""
-    model, state = exact_model(), {}
-    whole = encode(model, seed=3)
-    rows = sentences = [n for n in range(SENTENCES) for _ in range(beams)]
-    if not told:
-        del whole["sentence"]
-        random.shuffle(sentences)
-    out, tokens = whole, torch.empty(SENTENCES, 0, dtype=torch.long)
-    torch.manual_seed(1)
-    for what in [*steps, None]:
-        out = model.encoder.reorder_encoder_out(out, torch.tensor(rows))
-        assert torch.equal(out["encoder_out"][0], whole["encoder_out"][0][:, sentences])
-        assert torch.equal(out["decoder_order"][0], whole["decoder_order"][0][sentences])
-        words = torch.randint(FIRST_WORD, VOCABULARY, (len(rows), 1))
-        tokens = torch.cat((tokens[rows], words), dim=1)
-        got = model.decoder(tokens, encoder_out=out, incremental_state=state)
-        check_step(model, whole, tokens, sentences, got)
-        if what == "beam" and told:
-            rows = beam_reorder(random, len(sentences), beams)
-        else:
-            rows, beams = any_reorder(random, len(sentences)), 1
-        sentences = [sentences[row] for row in rows]
-        model.decoder.reorder_incremental_state_scripting(state, torch.tensor(rows))
-
-
-halves = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-
-
-@halves
-@torch.no_grad()
-def test_half_precision(dtype):
-    """Of the largest logit, cached is within 4 eps of full, and either within 8 of float32."""
-    single, half = build(), build().to(dtype)
-    batch = random_batch(4, range(1, 25), [7] * 24)["net_input"]
-    source, tokens = (batch["src_tokens"], batch["src_lengths"]), batch["prev_output_tokens"]
-    out = half.encoder(*source)
-    first = torch.arange(24).repeat_interleave(2)
-    beam, state, steps = half.encoder.reorder_encoder_out(out, first), {}, []
-    for length in range(1, tokens.size(1) + 1):
-        words = tokens[first, :length]
-        logits = half.decoder(words, encoder_out=beam, incremental_state=state)[0]
-        half.decoder.reorder_incremental_state_scripting(state, 2 * first)
-        steps.append(logits[::2])
-    cached, full = torch.cat(steps, dim=1), half.decoder(tokens, encoder_out=out)[0]
-    orders = {"decoder_order": out["decoder_order"]}
-    want = single.decoder(tokens, encoder_out=single.encoder(*source) | orders)[0]
-    assert cached.dtype == full.dtype == dtype
-    unit = torch.finfo(dtype).eps * want.abs().max()
-    assert (cached.float() - full.float()).abs().max() < 4 * unit
-    assert (cached.float() - want).abs().max() < 8 * unit
-    assert (full.float() - want).abs().max() < 8 * unit
-
-
-@halves
-@torch.no_grad()
-def test_half_precision_chooses_the_same_orders(dtype):
-    """The logits are within 8 eps of the largest of those of float32; so orders further apart than
-    twice that cannot change places."""
-    lengths = list(range(1, 25)) * 8
-    batch = random_batch(5, lengths, lengths)["net_input"]
-    source = batch["src_tokens"], batch["src_lengths"]
-    single, half = build().encoder(*source), build().to(dtype).encoder(*source)
-    want, got = (out["decoder_order_logits"][0] for out in (single, half))
-    bound = 8 * torch.finfo(dtype).eps * want.abs().max()
-    assert got.dtype == torch.float32
-    assert (got - want).abs().max() < bound
-    best = want.topk(2).values
-    clear = best[:, 0] - best[:, 1] > 2 * bound
-    assert len(single["decoder_order"][0][clear].unique()) > 3
-    assert torch.equal(half["decoder_order"][0][clear], single["decoder_order"][0][clear])

@@ -101,14 +101,14 @@ def draw(rows, sentences, left_padded_target):
     and the bias that hides them."""
     x = torch.randn(rows, TARGETS, WIDTH, dtype=torch.double, requires_grad=True)
     source = torch.randn(sentences, SOURCES, WIDTH, dtype=torch.double, requires_grad=True)
-    words = draw_padding(sentences, TARGETS, left_padded_target)
+    padded = draw_padding(sentences, TARGETS, left_padded_target)
     hidden = torch.ones(TARGETS, TARGETS, dtype=torch.bool).triu(1).expand(sentences, -1, -1)
-    bias = target_bias(words, x)
+    bias = target_bias(padded, x)
     if left_padded_target:
-        hidden = hidden | words.unsqueeze(1)
+        hidden = hidden | padded.unsqueeze(1)
         # positions of padding may look nowhere: what comes out does not matter, so let them look
-        bias = bias.masked_fill(words[:, None, :, None], 0)
-        hidden = hidden & ~words.unsqueeze(2)
+        bias = bias.masked_fill(padded[:, None, :, None], 0)
+        hidden = hidden & ~padded.unsqueeze(2)
     assert (bias is not None) == left_padded_target
     return x, source, draw_padding(sentences, SOURCES, True), hidden, bias
 
