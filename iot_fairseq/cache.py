@@ -73,6 +73,10 @@ class Memory:
         return buffer
 
 
+# Hypotheses that share a memory at most: the work of looking past one another grows with the square
+# of their number, and was seen to exceed what it saves from about 50.
+LARGEST_SHARED_BEAM = 32
+
 # What a layer remembers: by sublayer, and by the orders that go through it together.
 LayerMemory = dict[tuple[str, tuple[int, ...]], Memory]
 
@@ -102,9 +106,10 @@ class DecodingCache:
     ) -> None:
         used, numbers = row_orders.unique(return_inverse=True)
         self.orders = tuple(orders[number] for number in used.tolist())
-        self.beams = _rows_per_sentence(sentences)
+        self.beams = _rows_per_sentence(sentences, numbers)
         self.layers: list[LayerMemory] = [{} for _ in range(num_layers)]
         self.arrangement = Arrangement(numbers[:: self.beams], len(self.orders), self.beams)
+        self.sentences = self.of_sentences(sentences)
         self.own_past: Tensor | None = None  # the bias, (R, L); None where no row has siblings
         self.source_bias = source_bias
         if source_bias is not None:
@@ -155,14 +160,18 @@ class DecodingCache:
 
     def _select(self, sentences: Tensor, counts: list[int]) -> None:
         """Keeps these sentences, counted as they stood when each order had `counts` of them."""
-        if self.source_bias is not None:
+        before, self.sentences = self.sentences, self.sentences[sentences]
+        same_source = torch.equal(self.sentences, before)
+        if self.source_bias is not None and not same_source:
             self.source_bias = self.source_bias.index_select(0, sentences)
         starts = [sum(counts[:number]) for number in range(len(counts))]
         blocks = sentences.split(self.arrangement.counts)
         within = [block - start for block, start in zip(blocks, starts, strict=True)]
         chosen: dict[tuple[int, ...], Tensor] = {}
         for layer in self.layers:
-            for (_, members), memory in layer.items():
+            for (letter, members), memory in layer.items():
+                if letter == "c" and same_source:
+                    continue
                 if members not in chosen:  # the same in every layer
                     kept, start = [], 0
                     for member in members:
@@ -187,6 +196,7 @@ class DecodingCache:
                 memory.part(mine)
         if self.source_bias is not None:
             self.source_bias = self.source_bias.repeat_interleave(beams, dim=0)
+        self.sentences = self.sentences.repeat_interleave(beams)
         numbers = before.numbers.repeat_interleave(beams)
         self.beams, self.own_past = 1, None
         if before.back is not None:
@@ -196,10 +206,13 @@ class DecodingCache:
         return new_order if back is None else back[new_order]
 
 
-def _rows_per_sentence(sentences: Tensor) -> int:
-    """How many neighbours each sentence has, 1 unless all have the same number."""
-    _, runs = sentences.unique_consecutive(return_counts=True)
-    return int(runs[0]) if len(runs) and bool((runs == runs[0]).all()) else 1
+def _rows_per_sentence(sentences: Tensor, numbers: Tensor) -> int:
+    """How many neighbours are of one sentence and one order; 1 unless all have as many, or where
+    they are so many that to look past the others costs more than to move one's own past."""
+    pairs = torch.stack((sentences, numbers), dim=-1)
+    _, runs = pairs.unique_consecutive(return_counts=True, dim=0)
+    beams = int(runs[0]) if len(runs) and bool((runs == runs[0]).all()) else 1
+    return beams if beams <= LARGEST_SHARED_BEAM else 1
 
 
 def _keeps_together(parents: Tensor, beams: int) -> bool:

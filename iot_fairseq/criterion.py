@@ -110,6 +110,11 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         if len(orders) == 1 and self.smoothing == "weighted":
             return super().forward(model, sample, reduce)
         features, choice = model(**sample["net_input"], features_only=True, every_order=True)
+        if len(choice["ran"]) < min(2, len(orders)) and self.coefficients["classification"] > 0:
+            raise ValueError(
+                "--iot-orders-per-step must be 2 or more with --iot-classification above 0, but is "
+                "1 instead: an order alone is no choice to learn from"
+            )
         target = sample["target"][:, self.ignore_prefix_size :]
         features = features[:, :, self.ignore_prefix_size :]
         projection, ran = choice["projection"], choice["ran"]

@@ -174,6 +174,11 @@ class IotTransformerModel(TransformerModel):
             ``clamped_log_probs`` and ``weights`` of all the orders, each `(B, K)`; ``chosen``
             `(B,)`; ``tau``; and ``projection``, which makes logits of states, `(V, C)`.
         """
+        if every_order and self.decoder.output_projection is None:
+            raise ValueError(
+                "--adaptive-softmax-cutoff must not be given with --iot-smoothing released, which "
+                "needs logits over the whole vocabulary"
+            )
         encoder_out = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         if every_order:
             ran = self._draw_orders() if self.training else tuple(range(len(self.decoder_orders)))

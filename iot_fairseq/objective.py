@@ -56,6 +56,8 @@ class _WeighedLosses(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor, *_) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("create_graph must be False: the loss has first derivatives alone")
         grad_features, grad_projection, nll, total = ctx.saved_tensors
         return (
             grad_features * grad.to(grad_features),

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from .cache import DecodingCache
 from .layers import OrderedDecoderLayer
-from .orders import STOCK_DECODER_ORDER, order_names, order_numbers
+from .orders import STOCK_DECODER_ORDER, order_names, order_numbers, parse_order
 from .predictor import OrderPredictor
 from .rows import Arrangement, Rows, source_bias, target_bias
 
@@ -47,6 +47,7 @@ class OrderedEncoder(TransformerEncoderBase):
         super().__init__(cfg, dictionary, embed_tokens)
         self.decoder_order_predictor: OrderPredictor | None = None
         self.is_stock = decoder_orders == (STOCK_DECODER_ORDER,)
+        self.sentences_seen = 0
         self.forced_index = None if forced_order is None else decoder_orders.index(forced_order)
         self.lacks_predictor_weights = False
         if len(decoder_orders) > 1:
@@ -69,7 +70,9 @@ class OrderedEncoder(TransformerEncoderBase):
         single order `scf` fairseq's alone."""
         out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         if not self.is_stock:
-            out["sentence"] = [torch.arange(len(src_tokens), device=src_tokens.device)]
+            # never a number twice: outputs may be put together, and none is taken for another
+            start, self.sentences_seen = self.sentences_seen, self.sentences_seen + len(src_tokens)
+            out["sentence"] = [torch.arange(start, self.sentences_seen, device=src_tokens.device)]
         if self.decoder_order_predictor is None:
             return out
         if self.training:
@@ -166,17 +169,20 @@ class OrderedDecoder(TransformerDecoderBase):
     ) -> tuple[Tensor, dict]:
         """
         Args:
-            prev_output_tokens: `(B, T)`.
+            prev_output_tokens: `(B, T)`; step by step all so far, none of them padding.
             encoder_out: what `OrderedEncoder` returned.
             incremental_state: cache for decoding step by step.
             features_only: leave out the projection to the vocabulary.
-            order: one order for all sentences; without it each takes its own.
+            order: one of all orders for all sentences; without it each takes its own.
             kwargs: fairseq's options on alignment; the rest is ignored, as in fairseq.
 
         Returns:
             Logits `(B, T, V)` (or features `(B, T, C)`), and a dictionary with ``attn``, a list of
             the cross-attention's weights `(B, T, S)` or None, and ``inner_states``. Step by step
             `T` is 1.
+
+        Raises:
+            ValueError: `order` is no order.
         """
         alignment = {
             key: kwargs.get(key)
@@ -199,7 +205,9 @@ class OrderedDecoder(TransformerDecoderBase):
         order: str | None = None,
     ) -> tuple[Tensor, dict]:
         """As `forward`, without the projection to the vocabulary."""
-        if self.decoder_orders == (STOCK_DECODER_ORDER,):
+        if order is not None:
+            order = parse_order(order, "order")
+        if {*self.decoder_orders, order or STOCK_DECODER_ORDER} == {STOCK_DECODER_ORDER}:
             return super().extract_features(
                 prev_output_tokens,
                 encoder_out,
@@ -210,10 +218,10 @@ class OrderedDecoder(TransformerDecoderBase):
             )
         if incremental_state is None:
             cache = None
-            numbers = self._row_orders(prev_output_tokens, encoder_out, order)
+            orders, numbers = self._row_orders(prev_output_tokens, encoder_out, order)
             used, numbers = numbers.unique(return_inverse=True)
             arrangement = Arrangement(numbers, len(used))
-            orders = tuple(self.decoder_orders[number] for number in used.tolist())
+            orders = tuple(orders[number] for number in used.tolist())
             source, rows = self._all_positions(
                 prev_output_tokens, encoder_out, arrangement, orders, full_context_alignment
             )
@@ -258,12 +266,12 @@ class OrderedDecoder(TransformerDecoderBase):
 
     def _row_orders(
         self, prev_output_tokens: Tensor, encoder_out: EncoderOut, order: str | None
-    ) -> Tensor:
-        """The number of each row's order among the model's, `(B,)`."""
+    ) -> tuple[tuple[str, ...], Tensor]:
+        """Orders, and the number of each row's among them, `(B,)`."""
         if order is None and len(self.decoder_orders) > 1:
-            return encoder_out["decoder_order"][0]
-        number = 0 if order is None else self.decoder_orders.index(order)
-        return prev_output_tokens.new_full((len(prev_output_tokens),), number)
+            return self.decoder_orders, encoder_out["decoder_order"][0]
+        orders = self.decoder_orders if order is None else (order,)
+        return orders, prev_output_tokens.new_zeros(len(prev_output_tokens))
 
     def _all_positions(
         self,
@@ -302,8 +310,7 @@ class OrderedDecoder(TransformerDecoderBase):
         source, mask = (encoder_out[key][0] for key in ("encoder_out", "encoder_padding_mask"))
         every = torch.arange(len(prev_output_tokens), device=source.device)
         cache = incremental_state[self._CACHE] = DecodingCache(
-            self.decoder_orders,
-            self._row_orders(prev_output_tokens, encoder_out, order),
+            *self._row_orders(prev_output_tokens, encoder_out, order),
             encoder_out["sentence"][0] if "sentence" in encoder_out else every,
             self.num_layers,
             source_bias(mask, source),

@@ -1,6 +1,5 @@
 """The task: fairseq's translation, with no sentence ever dropped."""
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +12,6 @@ from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from torch.cuda import is_available as cuda_is_available
-
-logger = logging.getLogger(__name__)
 
 # The batch for predicting orders where neither --max-tokens nor --batch-size is given.
 DEFAULT_MAX_TOKENS = 12000

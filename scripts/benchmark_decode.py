@@ -219,7 +219,8 @@ def decode_systems(bench: DecodingBench) -> list[System]:
         systems.append(System("translation", name, run, settings.orders))
     if len(settings.orders) > 1:
         run = bench.decoding("released", settings.orders).run
-        name = f"release's way K={len(settings.orders)}"
+        number = len(settings.orders)
+        name = f"release's way K={number}, batches of {max(1, settings.batch // number)}"
         systems.append(System("released", name, run, settings.orders))
     return systems
 

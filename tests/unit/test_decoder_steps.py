@@ -7,12 +7,13 @@ import functools
 
 import pytest
 import torch
-from helpers import FIRST_WORD, VOCABULARY, build_model, random_batch, randomize
+from helpers import EOS, FIRST_WORD, VOCABULARY, build_model, random_batch, randomize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reorders import any_reorder, beam_reorder, randoms
 from spread import source_means, spread_weights
 
+from iot_fairseq import cache
 from iot_fairseq.orders import DECODER_ORDERS
 
 SENTENCES = 5
@@ -133,3 +134,84 @@ def test_half_precision_chooses_the_same_orders(dtype):
     clear = best[:, 0] - best[:, 1] > 2 * bound
     assert len(single["decoder_order"][0][clear].unique()) > 3
     assert torch.equal(half["decoder_order"][0][clear], single["decoder_order"][0][clear])
+
+
+# ---------------------------------------------------------------- outputs put together by hand
+
+
+def check_steps(model, out, rows_of, orders):
+    """Four steps of random words equal the full forward of each row alone under its order."""
+    tokens, state = torch.full((len(rows_of), 1), EOS), {}
+    torch.manual_seed(4)
+    for _ in range(4):
+        logits, _ = model.decoder(tokens, encoder_out=out, incremental_state=state)
+        for row, (single, order) in enumerate(zip(rows_of, orders, strict=True)):
+            want, _ = model.decoder(tokens[row : row + 1], encoder_out=single, order=order)
+            torch.testing.assert_close(logits[row, -1], want[0, -1], rtol=0, atol=1e-9)
+        words = torch.randint(FIRST_WORD, VOCABULARY, (len(tokens), 1))
+        tokens = torch.cat((tokens, words), dim=1)
+
+
+def encode_alone(model, seed):
+    batch = random_batch(seed, (4,), (3,))["net_input"]
+    return model.encoder(batch["src_tokens"], batch["src_lengths"])
+
+
+@torch.no_grad()
+def test_a_sentence_under_every_order_at_once():
+    """Rows of one sentence that take different orders are no hypotheses of one search."""
+    model, rows = exact_model(), torch.arange(2).repeat_interleave(3)
+    single = [encode_alone(model, seed) for seed in (1, 2)]
+    out = join(*single)
+    out = model.encoder.reorder_encoder_out(out, rows)
+    out["decoder_order"] = [torch.tensor([0, 3, 5, 3, 1, 1])]
+    orders = [DECODER_ORDERS[number] for number in out["decoder_order"][0]]
+    check_steps(model, out, [single[row] for row in rows], orders)
+
+
+@torch.no_grad()
+def test_two_encoder_outputs_put_together():
+    """Sentences of two calls are never taken for one."""
+    model = exact_model()
+    single = [encode_alone(model, seed) for seed in (1, 2)]
+    out = join(*single)
+    turned = model.encoder.reorder_encoder_out(out, torch.tensor([1, 0]))
+    assert torch.equal(turned["encoder_out"][0][:, 0], out["encoder_out"][0][:, 1])
+    for both, rows_of in ((out, single), (turned, single[::-1])):
+        both["decoder_order"] = [torch.tensor([3, 3])]
+        check_steps(model, both, rows_of, ["csf", "csf"])
+
+
+def join(first, second):
+    """Two encoder outputs of equal length as one."""
+    return {
+        key: [
+            torch.cat((x, y), dim=int(key == "encoder_out"))
+            for x, y in zip(first[key], second[key], strict=True)
+        ]
+        for key in first
+    }
+
+
+@torch.no_grad()
+def test_a_beam_too_large_to_share_a_memory(monkeypatch):
+    """Gives the same; only where a sentence leaves are the source's keys moved."""
+    batch, beams, found = random_batch(5)["net_input"], 3, []
+    for largest in (beams, beams - 1):
+        monkeypatch.setattr(cache, "LARGEST_SHARED_BEAM", largest)
+        model, state = exact_model(), {}
+        out = model.encoder(batch["src_tokens"], batch["src_lengths"])
+        out = model.encoder.reorder_encoder_out(out, torch.arange(5).repeat_interleave(beams))
+        tokens, logits = torch.full((5 * beams, 1), EOS), []
+        torch.manual_seed(6)
+        for keep in ([0, 1, 2, 3, 4], [0, 1, 2, 3, 4], [0, 2, 3], [0, 1, 2], [1]):
+            logits.append(model.decoder(tokens, encoder_out=out, incremental_state=state)[0])
+            rows = torch.tensor(keep).unsqueeze(1) * beams
+            rows = (rows + torch.randint(beams, (len(keep), beams))).flatten()
+            words = torch.randint(FIRST_WORD, VOCABULARY, (len(rows), 1))
+            tokens = torch.cat((tokens[rows], words), dim=1)
+            model.decoder.reorder_incremental_state_scripting(state, rows)
+            out = model.encoder.reorder_encoder_out(out, rows)
+        found.append(logits)
+    for shared, own in zip(*found, strict=True):
+        torch.testing.assert_close(own, shared, rtol=0, atol=1e-9)

@@ -99,6 +99,14 @@ def test_without_gradient_the_values_are_the_same():
     assert [x.requires_grad for x in want] == [True, False, False]
 
 
+def test_a_second_derivative_is_refused():
+    """The first is computed with the values: there is nothing to differentiate again."""
+    features, *others = draw((4, 2))
+    value, _, _ = weighed_losses(features, *others[:2], PAD, *others[2:])
+    with pytest.raises(RuntimeError, match=r"^create_graph must be False"):
+        torch.autograd.grad(value, features, create_graph=True)
+
+
 @pytest.mark.parametrize("lengths", [(0,), (0, 0)])
 def test_a_batch_without_a_real_token(lengths):
     """As where --ignore-prefix-size is longer than every target."""
@@ -304,3 +312,10 @@ def test_a_model_without_orders_is_refused():
     criterion = build_criterion(build_task())
     with pytest.raises(ValueError, match=r"^--arch must be one of ours \(iot_transformer"):
         criterion(build_model("transformer"), random_batch())
+
+
+def test_released_smoothing_needs_the_whole_vocabulary():
+    criterion = build_criterion(build_task(), iot_smoothing="released")
+    model = build_model(iot_decoder_orders="scf", adaptive_softmax_cutoff="8,12")
+    with pytest.raises(ValueError, match=r"^--adaptive-softmax-cutoff must not be given"):
+        criterion(model, random_batch())

@@ -267,3 +267,19 @@ def test_no_tokens_and_no_source_mix_up(orders):
     assert torch.equal(model.decoder.output_layer(by_position), model.decoder(tokens, out)[0])
     features = model.extract_features(**batch)[0]
     assert torch.equal(model.decoder.output_layer(features), model(**batch)[0])
+
+
+def test_any_order_can_be_asked_for():
+    """Of a model of whatever orders; and what is none is refused."""
+    batch = random_batch(12)["net_input"]
+    tokens, free = batch["prev_output_tokens"], build(orders=ALL_ORDERS)
+    for orders in ("scf", "csf", "fcs,cfs"):
+        model = build(orders=orders)
+        model.decoder.load_state_dict(free.decoder.state_dict())
+        out = model.encoder(batch["src_tokens"], batch["src_lengths"])
+        for order in DECODER_ORDERS:
+            want, _ = free.decoder(tokens, encoder_out=out, order=order)
+            got, _ = model.decoder(tokens, encoder_out=out, order=order)
+            torch.testing.assert_close(got[tokens != 1], want[tokens != 1], **TOLERANCE)
+        with pytest.raises(ValueError, match=r"^order must name decoder orders out of scf.*'xyz'"):
+            model.decoder(tokens, encoder_out=out, order="xyz")
