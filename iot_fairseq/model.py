@@ -21,6 +21,8 @@ from fairseq.models.transformer import transformer_legacy as stock
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from .decoder import OrderedDecoder
+from .encoder import OrderedEncoder
 from .orders import STOCK_DECODER_ORDER, parse_order, parse_orders
 from .predictor import (
     TemperatureSchedule,
@@ -29,7 +31,6 @@ from .predictor import (
     gumbel_noise,
     gumbel_weights,
 )
-from .stacks import OrderedDecoder, OrderedEncoder
 
 logger = logging.getLogger(__name__)
 

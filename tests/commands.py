@@ -23,8 +23,8 @@ from fairseq.logging import metrics, progress_bar
 from fairseq_cli import train as fairseq_train
 from hydra.core.global_hydra import GlobalHydra
 
+from iot_fairseq.encoder import OrderedEncoder
 from iot_fairseq.rows import Arrangement
-from iot_fairseq.stacks import OrderedEncoder
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = str(ROOT / "iot_fairseq")
