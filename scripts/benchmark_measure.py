@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import random
 import statistics
 import sys
 import time
@@ -112,8 +113,9 @@ def compare(systems: Sequence[System], values: Sequence[Sequence[float]]) -> lis
 def measure(
     title: str, systems: Sequence[System], rounds: int, device: str
 ) -> tuple[list[Result], int]:
-    """Times the systems in turn: each once to warm up, then round after round, every round starting
-    with another of them, so that whatever else the machine does falls on all alike.
+    """Times the systems in turn: each once to warm up, then round after round, in another sequence
+    each time, so that whatever else the machine does, and what a system leaves behind for the next,
+    falls on all alike.
 
     Returns:
         The results, and the work that each system did each time.
@@ -137,8 +139,7 @@ def _measure(
     work = None
     with Progress(title, (rounds + 1) * len(systems)) as progress:
         for number in range(rounds + 1):
-            for place in range(len(systems)):
-                index = (place + number) % len(systems)
+            for index in random.Random(number).sample(range(len(systems)), len(systems)):
                 name = systems[index].name
                 taken, done = _time(systems[index], device)
                 if number > 0:
