@@ -139,7 +139,10 @@ def _measure(
     work = None
     with Progress(title, (rounds + 1) * len(systems)) as progress:
         for number in range(rounds + 1):
-            for index in random.Random(number).sample(range(len(systems)), len(systems)):
+            sequence = list(range(len(systems)))
+            if number > 0:
+                random.Random(number).shuffle(sequence)
+            for index in sequence:
                 name = systems[index].name
                 taken, done = _time(systems[index], device)
                 if number > 0:
