@@ -28,7 +28,7 @@ class IotTranslationTask(TranslationTask):
 
     fairseq discards a last batch whose size is no multiple of --required-batch-size-multiple: here
     every sentence is kept. Batches are fairseq's own, sorted by length, of mixed orders: sorting by
-    order first was measured to cost more, in padding and in a pass of the encoder, than it saves.
+    order first cost more, in padding and an encoder pass, than it saved (96 sentences, on a CPU).
     """
 
     def __init__(self, cfg: IotTranslationConfig, src_dict, tgt_dict) -> None:
