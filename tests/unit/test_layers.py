@@ -141,6 +141,17 @@ def test_the_naive_block_is_that_of_fairseq_in_its_order(variant):
     torch.testing.assert_close(ours.float(), weights.float(), **SINGLE)
 
 
+def check_rows(layer, x, source, rows, want, weights):
+    """The layer over all blocks gives what each gave alone, with the attention's weights and
+    without."""
+    got, attn = layer(x, rows=rows, source=source.transpose(0, 1))
+    assert attn is None
+    check_equal(layer, got, torch.cat(want), (x, source))
+    got, attn = layer(x, rows=rows, source=source.transpose(0, 1), need_attn=True)
+    torch.testing.assert_close(got, torch.cat(want), **SINGLE)
+    torch.testing.assert_close(attn, torch.cat(weights, dim=1).float(), **SINGLE)
+
+
 @variants
 @mixtures
 @pytest.mark.parametrize("left_padded_target", [False, True])
@@ -159,12 +170,7 @@ def test_blocks_of_rows_equal_each_order_alone(variant, orders, left_padded_targ
         want.append(values)
         weights.append(attn)
         start += size
-    got, attn = layer(x, rows=rows, source=source.transpose(0, 1))
-    assert attn is None
-    check_equal(layer, got, torch.cat(want), (x, source))
-    got, attn = layer(x, rows=rows, source=source.transpose(0, 1), need_attn=True)
-    torch.testing.assert_close(got, torch.cat(want), **SINGLE)
-    torch.testing.assert_close(attn, torch.cat(weights, dim=1).float(), **SINGLE)
+    check_rows(layer, x, source, rows, want, weights)
 
 
 @variants
@@ -184,12 +190,7 @@ def test_blocks_of_all_sentences_equal_each_order_alone(variant, orders, left_pa
         ),
         strict=True,
     )
-    got, attn = layer(x, rows=rows, source=source.transpose(0, 1))
-    assert attn is None
-    check_equal(layer, got, torch.cat(want), (x, source))
-    got, attn = layer(x, rows=rows, source=source.transpose(0, 1), need_attn=True)
-    torch.testing.assert_close(got, torch.cat(want), **SINGLE)
-    torch.testing.assert_close(attn, torch.cat(weights, dim=1).float(), **SINGLE)
+    check_rows(layer, x, source, rows, want, weights)
 
 
 @variants
