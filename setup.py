@@ -19,6 +19,7 @@ setup(
     long_description_content_type="text/markdown",
     license="MIT",
     packages=find_packages(include=["iot_fairseq", "iot_fairseq.*"]),
+    package_data={"iot_fairseq.reports": ["page.html"]},
     python_requires=">=3.11,<3.13",
     install_requires=[
         "ve-fairseq==0.12.3",
@@ -26,13 +27,22 @@ setup(
         "sacrebleu>=2.4",
         "sentencepiece",
         "numpy",
+        "jinja2",
+        "tabulate",
+        "tqdm",
     ],
     extras_require={
-        "recipes": ["sacremoses", "subword-nmt", "tqdm"],
+        "recipes": ["sacremoses", "subword-nmt"],
         "tensorboard": ["tensorboardX"],
-        "benchmark": ["matplotlib", "tqdm"],
+        "benchmark": ["matplotlib"],
         "peers": ["ctranslate2"],
         "test": ["pytest", "hypothesis", "ruff", "PyYAML"],
     },
-    entry_points={"console_scripts": ["iot-convert=iot_fairseq.conversion:convert_main"]},
+    entry_points={
+        "console_scripts": [
+            "iot-convert=iot_fairseq.conversion:convert_main",
+            "iot-report=iot_fairseq.reports.report:report_main",
+            "iot-compare=iot_fairseq.reports.compare:compare_main",
+        ]
+    },
 )

@@ -148,7 +148,10 @@ def fresh_fairseq() -> Iterator[Output]:
         raise
     finally:
         output.text = stream.getvalue()
-        (progress_bar._tensorboard_writers or {}).clear()
+        writers = progress_bar._tensorboard_writers or {}
+        for writer in writers.values():
+            writer.close()  # as at the end of a process
+        writers.clear()
 
 
 def run(command: str, *arguments: object, stdin: str | None = None) -> Output:

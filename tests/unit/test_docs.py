@@ -14,6 +14,7 @@ from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
 from iot_fairseq.criterion import IotCriterionConfig
 from iot_fairseq.model import IotConfig
+from iot_fairseq.reports import compare, report
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
@@ -59,8 +60,19 @@ def test_benchmark_commands_parse(words):
     assert benchmark.parse_arguments(words[1:]).command in ("decode", "train", "memory", "all")
 
 
+@pytest.mark.parametrize("words", commands("iot-report"))
+def test_report_commands_parse(words):
+    assert report.parse_arguments(words).gen_subset == "test"
+
+
+@pytest.mark.parametrize("words", commands("iot-compare"))
+def test_comparison_commands_parse(words):
+    assert all("=" in system for system in compare.parse_arguments(words).systems)
+
+
 def test_every_command_is_known():
-    known = {"fairseq-train", "fairseq-generate", "iot-convert", "bash", "pip", "python"}
+    known = {"fairseq-train", "fairseq-generate", "bash", "pip", "python"}
+    known |= {"iot-convert", "iot-report", "iot-compare"}
     assert {words[0] for words in COMMANDS} == known
     for words in commands("bash"):
         assert (ROOT / words[0]).is_file()
@@ -91,6 +103,7 @@ def test_the_architectures_are_named():
 def test_files_named_in_the_readme_exist():
     named = set(re.findall(r"(?:scripts|configs)/[\w.-]+\.(?:sh|py|txt|yaml)", README))
     assert len(named) >= 9
+    named |= set(re.findall(r"!\[.*?\]\((.*?)\)", README))
     missing = [name for name in sorted(named) if not (ROOT / name).is_file()]
     assert not missing
 
@@ -101,6 +114,7 @@ def test_our_errors_in_the_troubleshooting_are_ours():
     table = README.split("## When something goes wrong")[1].split("\n## ")[0]
     rows = [row for row in re.findall(r"^\| `(.*?)`", table, flags=re.MULTILINE) if "iot" in row]
     rows += ["the checkpoint holds no order predictor", "the choice of orders has collapsed"]
+    rows += ["--path must be an IOT model with several orders"]
     for row in rows:
         if "--user-dir" not in row:
             assert all(part in source for part in row.split("...")), row

@@ -1,0 +1,106 @@
+"""BLEU and chrF, by sacreBLEU, of any selection out of several translations of each sentence.
+
+Letters: `B` sentences, `D` counts that a metric keeps of a sentence.
+
+Both metrics add up counts over the sentences of a corpus (for BLEU the matching n-grams and the
+lengths). Taken once for each translation, these give the score of any selection by a sum, as
+sacreBLEU itself does in its significance tests.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Metric
+
+from .texts import detokenise
+
+
+class Scorer:
+    """One metric over one set of references.
+
+    Args:
+        name: how it is called in reports.
+        metric: sacreBLEU's.
+        references: one for each sentence, `B`.
+        prepare: applied to the references and to all hypotheses.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        metric: Metric,
+        references: Sequence[str],
+        prepare: Callable[[Sequence[str]], list[str]] = list,
+    ) -> None:
+        self.name = name
+        self.metric = metric
+        self.prepare = prepare
+        self.references = prepare(references)
+        self._sentence_metric = BLEU(effective_order=True) if isinstance(metric, BLEU) else metric
+
+    def count(self, hypotheses: Sequence[str]) -> np.ndarray:
+        """What the metric counts in each sentence, `(B, D)`.
+
+        Raises:
+            ValueError: there are more or fewer than references.
+        """
+        if len(hypotheses) != len(self.references):
+            raise ValueError(
+                f"there must be {len(self.references)} translations as there are references, but "
+                f"there are {len(hypotheses)}"
+            )
+        texts, references = self.prepare(hypotheses), [self.references]
+        counts = self.metric._extract_corpus_statistics(texts, references)
+        return np.asarray(counts, dtype=np.float64)
+
+    def corpus(self, counts: np.ndarray) -> float:
+        """The score of sentences with these counts, `(any number, D)`, together."""
+        return self._score(self.metric, counts.sum(axis=0))
+
+    def sentences(self, counts: np.ndarray) -> np.ndarray:
+        """The score of each sentence by itself, `(B,)`; BLEU up to the longest n-gram in it."""
+        return np.array([self._score(self._sentence_metric, row) for row in counts])
+
+    @staticmethod
+    def _score(metric: Metric, counts: np.ndarray) -> float:
+        return float(metric._compute_score_from_stats(counts.astype(np.int64).tolist()).score)
+
+    @property
+    def signature(self) -> str:
+        """sacreBLEU's, once something was counted."""
+        return str(self.metric.get_signature())
+
+
+def build_scorers(references: Sequence[str], language: str, tokenised: bool) -> list[Scorer]:
+    """The metrics of a report: BLEU and chrF of plain text.
+
+    Moses-tokenised (and lower-cased) text is detokenised first and compared without case, and BLEU
+    of the tokenised text, the papers' IWSLT14 figure, is added.
+
+    Args:
+        references: one for each sentence.
+        language: of the references.
+        tokenised: whether they and the hypotheses are Moses-tokenised.
+
+    Raises:
+        ValueError: something that the language or the preparation needs is not installed.
+    """
+    if not references:
+        raise ValueError("there must be references to compare with, but there is not one sentence")
+    try:
+        bleu = BLEU(trg_lang=language, lowercase=tokenised)
+    except (ImportError, RuntimeError) as error:
+        raise ValueError(f"BLEU of {language!r} cannot be had: {error}") from None
+    chrf = CHRF(lowercase=tokenised)
+    if not tokenised:
+        return [Scorer("BLEU", bleu, references), Scorer("chrF", chrf, references)]
+
+    def plain(texts: Sequence[str]) -> list[str]:
+        return detokenise(texts, language)
+
+    return [
+        Scorer("BLEU", bleu, references, plain),
+        Scorer("chrF", chrf, references, plain),
+        Scorer("tokenised BLEU", BLEU(tokenize="none", force=True), references),
+    ]

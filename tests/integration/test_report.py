@@ -1,0 +1,239 @@
+"""iot-report as a user runs it, against fairseq-generate and fairseq-validate."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import sacrebleu
+import torch
+from commands import PACKAGE, force, fresh_fairseq, generate, order_of_each, run
+
+from iot_fairseq.reports.report import report_main
+
+ORDERS = ("scf", "csf", "fcs")
+OPTIONS = ["--beam=2", "--max-len-b=9", "--cpu"]
+
+
+def report(corpus, path: Path, out: Path, *arguments: str) -> str:
+    """Runs iot-report; returns what it printed."""
+    words = [corpus.folder, "--path", path, "--out", out, "-s", "de", "-t", "en", *OPTIONS]
+    with fresh_fairseq() as output:
+        report_main([*map(str, words), *arguments])
+    return output.text
+
+
+@pytest.fixture(scope="module")
+def printed(corpus, pre, tmp_path_factory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("report") / "report"
+    return out, report(corpus, pre.path, out)
+
+
+@pytest.fixture(scope="module")
+def found(printed) -> dict:
+    return json.loads((printed[0] / "report.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def table(printed) -> list[dict[str, str]]:
+    lines = (printed[0] / "orders.tsv").read_text(encoding="utf-8").splitlines()
+    names = lines[0].split("\t")
+    return [dict(zip(names, line.split("\t"), strict=True)) for line in lines[1:]]
+
+
+def texts(out: Path, name: str) -> list[str]:
+    return (out / "translations" / f"{name}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_the_table_holds_every_sentence_in_the_order_of_the_input(corpus, pre, whole, table):
+    assert [int(line["id"]) for line in table] == list(range(205))
+    lengths = [len(line.split()) for line in corpus.lines("test")]
+    assert [int(line["source_length"]) for line in table] == lengths
+    chosen = order_of_each(corpus, whole, "test")
+    assert [line["order"] for line in table] == [ORDERS[number] for number in chosen]
+    assert len(set(chosen)) == 3
+    hypotheses = whole.hypotheses()
+    scores = [hypotheses[number][0][0] for number in range(205)]
+    assert [float(line["score"]) for line in table] == pytest.approx(scores, abs=1e-4)
+    for line in table:
+        probs = {order: float(line[f"prob_{order}"]) for order in ORDERS}
+        assert sum(probs.values()) == pytest.approx(1, abs=1e-5)
+        assert max(probs, key=probs.__getitem__) == line["order"]
+
+
+def test_translations_equal_those_of_generate(corpus, pre, whole, printed, found):
+    out = printed[0]
+    wanted = whole.translations()
+    assert texts(out, "chosen") == [wanted[number] for number in range(205)]
+    references = corpus.lines("test", "en")
+    plain = [line.replace("<<unk>>", "<unk>") for line in texts(out, "reference")]
+    assert [len(line.split()) for line in plain] == [len(line.split()) for line in references]
+    by_name = {system["name"]: system for system in found["systems"]}
+    for order in ORDERS:
+        forced = generate(corpus.folder, pre.path, **force(order)).translations()
+        assert texts(out, order) == [forced[number] for number in range(205)]
+        bleu = sacrebleu.corpus_bleu(texts(out, order), [texts(out, "reference")])
+        assert by_name[order]["BLEU"] == pytest.approx(bleu.score)
+    bleu = sacrebleu.corpus_bleu(texts(out, "chosen"), [texts(out, "reference")])
+    assert by_name["chosen"]["BLEU"] == pytest.approx(bleu.score)
+
+
+def test_losses_equal_those_of_validate(corpus, pre, found):
+    flags = ["--path", pre.path, "--user-dir", PACKAGE, "--task", "iot_translation", "--cpu"]
+    flags += ["--valid-subset", "test", "--batch-size", "64", "--log-format", "json"]
+    (stats,) = run("validate", corpus.folder, *flags).stats("test")
+    assert found["predictor"]["by_NLL"]["regret"] == pytest.approx(float(stats["regret"]), abs=1e-3)
+    assert found["predictor"]["entropy"] == pytest.approx(float(stats["entropy"]), abs=1e-3)
+    by_name = {system["name"]: system for system in found["systems"]}
+    assert by_name["chosen"]["bits_per_token"] == pytest.approx(float(stats["nll_loss"]), abs=2e-3)
+    for per_order in found["per_order"]:
+        order = per_order["order"]
+        assert per_order["share"] == pytest.approx(float(stats[f"share_{order}"]), abs=1e-3)
+        mean = float(stats[f"prob_{order}"])
+        assert per_order["mean_probability"] == pytest.approx(mean, abs=1e-3)
+        loss = float(stats[f"nll_{order}"])
+        assert per_order["all"]["bits_per_token"] == pytest.approx(loss, abs=2e-3)
+        assert by_name[order]["bits_per_token"] == per_order["all"]["bits_per_token"]
+
+
+def test_it_says_what_it_found_and_where(printed, found):
+    out, text = printed
+    assert text.startswith("Translating 205 sentences of test (de-en) under scf, csf, fcs\n")
+    assert all(line in text for line in found["summary"])
+    assert text.endswith(f"Page: {out / 'report.html'}\n")
+    page = (out / "report.html").read_text(encoding="utf-8")
+    assert f"{found['systems'][0]['BLEU']:.2f}" in page
+    assert [path.name for path in out.parent.iterdir()] == ["report"]
+
+
+def test_batches_do_not_matter(corpus, pre, printed, tmp_path):
+    out = printed[0]
+    report(corpus, pre.path, tmp_path / "other", "--max-tokens=300", "--batch-size=7")
+    for name in ("chosen", *ORDERS, "source", "reference"):
+        assert texts(tmp_path / "other", name) == texts(out, name)
+
+
+def test_another_set_and_the_default_folder(corpus, pre, tmp_path):
+    path = tmp_path / "model.pt"
+    path.write_bytes(pre.path.read_bytes())
+    words = [corpus.folder, "--path", path, "--gen-subset", "test3", *OPTIONS]
+    with fresh_fairseq():
+        report_main([*map(str, words), "-s", "de", "-t", "en"])
+    found = json.loads((tmp_path / "report-test3" / "report.json").read_text(encoding="utf-8"))
+    assert found["sentences"] == 1
+    assert len((tmp_path / "report-test3" / "orders.tsv").read_text().splitlines()) == 2
+
+
+def refused(corpus, path: object, out: Path, *arguments: str) -> str:
+    """The error of a report that must leave nothing."""
+    with pytest.raises(SystemExit) as end:
+        report(corpus, path, out, *arguments)
+    assert not out.exists()
+    assert not list(out.parent.glob(".*"))
+    assert str(end.value).startswith("iot-report: ")
+    return str(end.value)
+
+
+def test_a_checkpoint_that_is_none_is_refused_by_name(corpus, tmp_path):
+    broken = tmp_path / "broken.pt"
+    assert "there is no such file" in refused(corpus, broken, tmp_path / "out")
+    broken.write_bytes(b"PK\x03\x04 no checkpoint")
+    message = refused(corpus, broken, tmp_path / "out")
+    assert str(broken) in message
+    assert "cannot be loaded" in message
+    torch.save({"weights": torch.ones(3)}, broken)
+    message = refused(corpus, broken, tmp_path / "out")
+    assert f"{broken} must be a checkpoint of fairseq, but holds no model" in message
+    torch.save({"model": {"weights": torch.ones(3)}}, broken)
+    assert str(broken) in refused(corpus, broken, tmp_path / "out")
+
+
+def test_a_cut_off_checkpoint_is_refused_by_name(corpus, pre, tmp_path):
+    cut = tmp_path / "cut.pt"
+    cut.write_bytes(pre.path.read_bytes()[:-5000])
+    assert f"{cut} must be a checkpoint" in refused(corpus, cut, tmp_path / "out")
+
+
+def test_a_model_that_chooses_nothing_is_refused_by_name(corpus, stock, single, tmp_path):
+    message = refused(corpus, stock.path, tmp_path / "out")
+    assert "IOT model with several orders" in message
+    assert "TransformerModel" in message
+    assert "knows scf alone" in refused(corpus, single.path, tmp_path / "out")
+
+
+def test_a_model_of_another_vocabulary_is_refused_by_name(corpus, pre, tmp_path):
+    data = tmp_path / "data"
+    data.mkdir()
+    for path in corpus.folder.iterdir():
+        (data / path.name).write_bytes(path.read_bytes())
+    for language in ("de", "en"):
+        words = (data / f"dict.{language}.txt").read_text().splitlines()
+        (data / f"dict.{language}.txt").write_text("\n".join(words[:-5]) + "\n")
+    other = type(corpus)(data, corpus.text)
+    message = refused(other, pre.path, tmp_path / "out")
+    assert "must be a checkpoint that fits the dictionaries of" in message
+
+
+def test_a_set_that_is_missing_or_empty_is_refused_by_name(corpus, pre, tmp_path):
+    message = refused(corpus, pre.path, tmp_path / "out", "--gen-subset=nothing")
+    assert "--gen-subset must be a set of" in message
+    empty = tmp_path / "empty"
+    for language in ("de", "en"):
+        Path(f"{empty}.{language}").write_text("")
+        (tmp_path / f"dict.{language}").write_bytes(
+            (corpus.folder / f"dict.{language}.txt").read_bytes()
+        )
+    flags = ["--source-lang=de", "--target-lang=en", f"--testpref={empty}", "--workers=1"]
+    flags += [f"--srcdict={tmp_path}/dict.de", f"--tgtdict={tmp_path}/dict.en"]
+    run("preprocess", *flags, f"--destdir={tmp_path}/data")
+    other = type(corpus)(tmp_path / "data", corpus.text)
+    message = refused(other, pre.path, tmp_path / "out")
+    assert "--gen-subset must hold sentences, but" in message
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--beam=0", "--beam must be 1 or more, but is 0 instead"),
+        ("--examples=-1", "--examples must be 0 or more, but is -1 instead"),
+        ("--reference={text}/test1.en", "must have 205 lines as the data has, but has 24"),
+        ("--fp16", "--fp16 must not be given without a GPU"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_work(corpus, pre, tmp_path, flag, message):
+    assert message in refused(corpus, pre.path, tmp_path / "out", flag.format(text=corpus.text))
+
+
+def test_a_report_is_never_overwritten(corpus, pre, tmp_path):
+    out = tmp_path / "out"
+    out.mkdir()
+    with pytest.raises(SystemExit, match=r"--out must not exist yet, but .*out does"):
+        report(corpus, pre.path, out)
+    assert not list(out.iterdir())
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_killed_report_leaves_nothing(corpus, pre, tmp_path, how):
+    words = [corpus.folder, "--path", pre.path, "--out", tmp_path / "out", "-s", "de", "-t", "en"]
+    command = [sys.executable, "-m", "iot_fairseq.reports.report", *words, *OPTIONS, "--beam=20"]
+    child = subprocess.Popen(
+        [*map(str, command), "--batch-size=1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=Path(PACKAGE).parent,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert child.stdout.readline().startswith("Translating 205 sentences")
+    time.sleep(0.5)
+    assert child.poll() is None
+    child.send_signal(how)
+    child.wait(timeout=60)
+    assert child.returncode != 0
+    assert not list(tmp_path.iterdir())
