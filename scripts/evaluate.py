@@ -3,61 +3,42 @@
 each order, the regret, BLEU per kind of sentence, and some translations.
 
 Reads the log of fairseq-generate. A log that lacks a sentence of the data, or has one twice, is
-refused: BLEU on a part of the test set is no BLEU.
+refused: BLEU on a part of the test set is no BLEU. With --json the translations are written down
+too, as iot-compare reads them.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
-import re
 import sys
-from argparse import Namespace
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
-from sacrebleu.metrics import BLEU
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))  # this checkout's package, installed or not
+
+from fairseq import checkpoint_utils  # noqa: E402
+
+from iot_fairseq.reports.scores import Scorer, build_scorers  # noqa: E402
+from iot_fairseq.reports.texts import Translations, read_lines, read_log  # noqa: E402
+from iot_fairseq.task import predict_orders  # noqa: E402
 
 
-@dataclass(frozen=True)
-class Translation:
-    """One sentence of the test set, without subword marks."""
-
-    source: str
-    reference: str
-    hypothesis: str
-
-
-def parse_generate(log: Path, count: int) -> list[Translation]:
-    """The translations in a log of fairseq-generate, in the order of the data.
-
-    Args:
-        log: the file.
-        count: how many sentences the data holds.
+def read_translations(args: argparse.Namespace, count: int) -> Translations:
+    """The translations of the whole set, its `count` sentences, with all that is known of them.
 
     Raises:
-        ValueError: a sentence is missing, occurs twice (as with --nbest 2) or is not in the data.
+        ValueError: the log or the reference does not hold each sentence once.
     """
-    found: dict[str, dict[int, str]] = {field: {} for field in "STH"}
-    for line in log.read_text(encoding="utf-8").splitlines():
-        match = re.match(r"([STH])-(\d+)\t(.*)", line)
-        if match is None:
-            continue
-        field, number, text = match[1], int(match[2]), match[3]
-        if number in found[field]:
-            raise ValueError(f"{log} must have every sentence once, but has {field}-{number} twice")
-        found[field][number] = text.split("\t", 1)[1] if field == "H" else text
-    for field, texts in found.items():
-        wrong = sorted(set(range(count)) ^ set(texts))
-        if wrong:
-            raise ValueError(
-                f"{log} must have the {count} sentences of the data, but {len(wrong)} lines "
-                f"{field}- are missing or too many, {field}-{wrong[0]} first"
-            )
-    return [Translation(*(found[field][number] for field in "STH")) for number in range(count)]
+    translations = read_log(args.log, count)
+    if not (translations.sources and translations.references):
+        raise ValueError(f"{args.log} must have the lines S- and T- of the data, but has none")
+    if args.reference:
+        references = read_lines(args.reference, count)
+        translations = dataclasses.replace(translations, references=references)
+    return dataclasses.replace(translations, language=args.language, tokenised=args.tokenised)
 
 
 def parse_validation(log: Path, subset: str) -> dict[str, float]:
@@ -75,29 +56,11 @@ def parse_validation(log: Path, subset: str) -> dict[str, float]:
     raise ValueError(f"{log} must have fairseq-validate's figures on {subset}, but has none")
 
 
-def read_lines(path: Path, count: int) -> list[str]:
-    """The lines of `path`, which must be `count`.
-
-    Raises:
-        ValueError: they are not.
-    """
-    lines = path.read_text(encoding="utf-8").split("\n")
-    lines = lines[:-1] if lines[-1] == "" else lines
-    if len(lines) != count:
-        raise ValueError(f"{path} must have {count} lines as the data has, but has {len(lines)}")
-    return lines
-
-
 def chosen_orders(checkpoint: Path, data: Path, subset: str) -> tuple[int, list[str]]:
     """The number of sentences in `subset`, and each one's decoder order.
 
     The second is empty for a stock Transformer.
     """
-    from fairseq import checkpoint_utils, utils
-
-    utils.import_user_module(Namespace(user_dir=str(ROOT / "iot_fairseq")))
-    from iot_fairseq.task import predict_orders
-
     models, _, task = checkpoint_utils.load_model_ensemble_and_task(
         [str(checkpoint)], arg_overrides={"data": str(data)}
     )
@@ -110,60 +73,40 @@ def chosen_orders(checkpoint: Path, data: Path, subset: str) -> tuple[int, list[
     return len(dataset), [names[0]] * len(dataset) if names else []
 
 
-def detokenise(texts: list[str], language: str) -> list[str]:
-    """Moses-tokenised and escaped `texts` as plain text."""
-    from sacremoses import MosesDetokenizer
-
-    detokenizer = MosesDetokenizer(lang=language)
-    return [detokenizer.detokenize(text.split()) for text in texts]
-
-
-def bleu(hypotheses: list[str], references: list[str], **options: object) -> tuple[float, str]:
-    """Corpus BLEU and its signature."""
-    metric = BLEU(**options)
-    score = metric.corpus_score(hypotheses, [references]).score
-    return score, str(metric.get_signature())
-
-
-def report_bleu(
-    translations: list[Translation], raw: list[str] | None, tokenised: bool, language: str
-) -> list[str]:
-    """The lines on BLEU.
-
-    Args:
-        translations: of the whole set.
-        raw: the reference before any preparation, or None to take the log's.
-        tokenised: the text is Moses-tokenised and lower-cased (as the papers' IWSLT14 data).
-        language: of the translation.
-    """
-    hypotheses = [t.hypothesis for t in translations]
-    references = raw or [t.reference for t in translations]
-    if not tokenised:
-        score, signature = bleu(hypotheses, references)
-        return [f"BLEU {score:.2f}  ({signature})"]
-    score, signature = bleu(hypotheses, references, tokenize="none", force=True)
-    lines = [f"tokenised BLEU {score:.2f}  ({signature})"]
-    hypotheses, references = (detokenise(texts, language) for texts in (hypotheses, references))
-    score, signature = bleu(hypotheses, references, lowercase=True)
-    return [*lines, f"detokenised BLEU {score:.2f}  ({signature})"]
+def report_bleu(translations: Translations) -> list[str]:
+    """The lines on BLEU: of Moses-tokenised text (as the papers' IWSLT14 data) both kinds."""
+    scorers = {scorer.name: scorer for scorer in _scorers(translations)}
+    titles = {"BLEU": "BLEU"}
+    if translations.tokenised:
+        titles = {"tokenised BLEU": "tokenised BLEU", "BLEU": "detokenised BLEU"}
+    lines = []
+    for name, title in titles.items():
+        scorer = scorers[name]
+        score = scorer.corpus(scorer.count(translations.hypotheses))
+        lines.append(f"{title} {score:.2f}  ({scorer.signature})")
+    return lines
 
 
-def report_kinds(
-    translations: list[Translation], raw: list[str] | None, kinds: list[str], orders: list[str]
-) -> list[str]:
+def report_kinds(translations: Translations, kinds: list[str], orders: list[str]) -> list[str]:
     """For each kind of sentence its BLEU, the exact matches and the orders taken."""
     lines = []
-    references = raw or [t.reference for t in translations]
+    scorer = _scorers(translations)[0]
+    counts = scorer.count(translations.hypotheses)
+    pairs = list(zip(translations.hypotheses, translations.references, strict=True))
     for kind in sorted(set(kinds)):
         rows = [i for i, k in enumerate(kinds) if k == kind]
-        hypotheses = [translations[i].hypothesis for i in rows]
-        wanted = [references[i] for i in rows]
-        exact = sum(h == r for h, r in zip(hypotheses, wanted, strict=True))
-        line = f"kind {kind}: BLEU {bleu(hypotheses, wanted)[0]:.2f}, {exact} of {len(rows)} exact"
+        exact = sum(pairs[i][0] == pairs[i][1] for i in rows)
+        line = f"kind {kind}: BLEU {scorer.corpus(counts[rows]):.2f}, {exact} of {len(rows)} exact"
         if orders:
             line += f", orders {shares([orders[i] for i in rows])}"
         lines.append(line)
     return lines
+
+
+def _scorers(translations: Translations) -> list[Scorer]:
+    return build_scorers(
+        translations.references, str(translations.language), bool(translations.tokenised)
+    )
 
 
 def shares(orders: list[str]) -> str:
@@ -183,20 +126,18 @@ def report_validation(stats: dict[str, float]) -> list[str]:
     return lines
 
 
-def report_examples(
-    translations: list[Translation], raw: list[str] | None, orders: list[str], number: int
-) -> list[str]:
+def report_examples(translations: Translations, orders: list[str], number: int) -> list[str]:
     """`number` translations, evenly spread over the set."""
     lines = []
-    number = min(number, len(translations))
-    for i in (k * len(translations) // number for k in range(number)):
-        shown = translations[i]
+    count = len(translations.hypotheses)
+    number = min(number, count)
+    for i in (k * count // number for k in range(number)):
         order = f" under {orders[i]}" if orders else ""
         lines += [
             "",
-            f"  source       {shown.source}",
-            f"  reference    {raw[i] if raw else shown.reference}",
-            f"  translation  {shown.hypothesis}   [sentence {i}{order}]",
+            f"  source       {translations.sources[i]}",
+            f"  reference    {translations.references[i]}",
+            f"  translation  {translations.hypotheses[i]}   [sentence {i}{order}]",
         ]
     return lines
 
@@ -208,35 +149,63 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder of binarised data")
     parser.add_argument("--checkpoint", type=Path, required=True, help="the model that translated")
     parser.add_argument("--subset", default="test")
+    parser.add_argument("--source", default="de", help="language of the source")
     parser.add_argument("--language", default="en", help="language of the translation")
+    parser.add_argument("--beam", type=int, default=5, help="beam size of the translation")
     parser.add_argument("--tokenised", action="store_true", help="the text is Moses-tokenised")
     parser.add_argument("--reference", type=Path, help="plain reference (default: the log's)")
     parser.add_argument("--kinds", type=Path, help="file with the kind of each sentence")
     parser.add_argument("--validation", type=Path, help="log of fairseq-validate, for the regret")
     parser.add_argument("--examples", type=int, default=0, help="translations to show")
+    parser.add_argument("--json", type=Path, help="file for the translations")
     return parser.parse_args()
 
 
-def report(args: argparse.Namespace) -> list[str]:
-    """All lines of the report."""
+def report(args: argparse.Namespace) -> tuple[Translations, list[str]]:
+    """The translations, and all lines of the report on them."""
     count, orders = chosen_orders(args.checkpoint, args.data, args.subset)
-    translations = parse_generate(args.log, count)
-    raw = read_lines(args.reference, count) if args.reference else None
-    lines = [f"{count} sentences of {args.subset}"]
-    lines += report_bleu(translations, raw, args.tokenised, args.language)
+    translations = read_translations(args, count)
+    lines = [f"{count} sentences of {args.subset}", *report_bleu(translations)]
     if orders:
         lines.append(f"orders {shares(orders)}")
     if args.validation:
         lines += report_validation(parse_validation(args.validation, args.subset))
     if args.kinds:
-        lines += report_kinds(translations, raw, read_lines(args.kinds, count), orders)
-    return lines + report_examples(translations, raw, orders, args.examples)
+        lines += report_kinds(translations, read_lines(args.kinds, count), orders)
+    return translations, lines + report_examples(translations, orders, args.examples)
+
+
+def write_json(args: argparse.Namespace, translations: Translations) -> None:
+    """Writes the translations down; the file appears when it is whole."""
+    texts = (translations.sources, translations.references, translations.hypotheses)
+    found = {
+        "version": 1,
+        "subset": args.subset,
+        "source": args.source,
+        "target": args.language,
+        "language": translations.language,
+        "tokenised": translations.tokenised,
+        "seconds": translations.seconds,
+        "beam": args.beam,
+        "checkpoint": args.checkpoint.name,
+        "translations": [
+            dict(zip(("source", "reference", "hypothesis"), line, strict=True))
+            for line in zip(*texts, strict=True)
+        ],
+    }
+    unfinished = args.json.with_name(f"{args.json.name}.tmp")
+    unfinished.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    unfinished.replace(args.json)
 
 
 def main() -> None:
-    """Print the report."""
+    """Print the report, then write the translations down."""
+    args = parse_arguments()
     try:
-        print("\n".join(report(parse_arguments())))
+        translations, lines = report(args)
+        print("\n".join(lines))
+        if args.json:
+            write_json(args, translations)
     except (OSError, ValueError) as error:
         sys.exit(f"evaluate.py: {error}")
 

@@ -16,7 +16,11 @@ folder of checkpoints, of which the best by validation loss is taken.
   --beam N        beam size                            (default 5)
   --kinds FILE    kind of each sentence, for BLEU per kind
   --examples N    translations to show                 (default 0)
+  --keep          show what was found before, where RUN, DATA and the options are still the same
   -h, --help      this text
+
+OUT gets report-NAME.txt, the logs generate-NAME.txt and validate-NAME.log, and last of all
+NAME.json with the translations, which iot-compare reads: where it is, it belongs to the others.
 
 Subword marks (sentencepiece or subword-nmt) are recognised by the dictionary and removed. A
 plain reference beside DATA (DATA/../NAME.LANGUAGE, as the prepare scripts for sentencepiece
@@ -24,10 +28,11 @@ leave it) is used; else the reference is read back from the binarised data.
 TEXT
 }
 
-subset=test out="" beam=5 examples=0 kinds="" extra=() names=()
+subset=test out="" beam=5 examples=0 kinds="" keep="" extra=() names=()
 while (($#)); do
     case "$1" in
         -h | --help) usage && exit 0 ;;
+        --keep) keep=1 ;;
         --subset | --out | --beam | --kinds | --examples)
             (($# > 1)) || die "$1 needs a value"
             printf -v "${1#--}" '%s' "$2"
@@ -48,6 +53,7 @@ for flag in "${extra[@]}"; do
     case "${flag%%=*}" in
         --model-overrides | --gen-subset | --path | --task)
             die "$flag cannot be given here: the report would mix two systems (use fairseq-generate)" ;;
+        --beam) die "--beam must stand before the --, where the report can tell it" ;;
     esac
 done
 ((${#names[@]} == 2)) || die "give RUN and DATA (see --help)"
@@ -65,7 +71,7 @@ need_modules fairseq sacrebleu
 mkdir -p "$out"
 
 # How the text was prepared: sentencepiece on plain text, subword-nmt on Moses tokens, or words.
-post=() scoring=()
+post=() scoring=() plain=""
 if grep -q '^▁' "$data/dict.$target.txt"; then
     post=(--post-process sentencepiece)
     plain="$(dirname "$data")/$subset.$target"
@@ -76,6 +82,24 @@ elif grep -q '^[^ ]*@@ ' "$data/dict.$target.txt"; then
     scoring=(--tokenised)
 fi
 [[ -n "$kinds" ]] && scoring+=(--kinds "$kinds")
+
+# All that decides what is found, but for files, which may move. It is written before and NAME.json
+# after everything else: where both are, they belong together.
+settings="$(printf '%s\n' "${checkpoint##*/}" "$beam" "$examples" "${scoring[@]##*/}" "${extra[@]}")"
+is_done() {
+    local file done="$out/$subset.json" before="$out/settings-$subset.txt"
+    [[ -e "$done" && -e "$before" && "$(<"$before")" == "$settings" ]] || return 1
+    for file in "$checkpoint" "$data/$subset".*-*.* "$plain" "$kinds"; do
+        [[ ! -e "$file" || "$done" -nt "$file" ]] || return 1
+    done
+}
+if [[ -n "$keep" ]] && is_done; then
+    say "Translated before, kept: $out (remove the folder to translate again)"
+    cat "$out/report-$subset.txt"
+    exit
+fi
+rm -f "$out/$subset.json"
+printf '%s\n' "$settings" >"$out/settings-$subset.txt"
 
 # fairseq COMMAND LOG TITLE FLAG...: LOG is whole whenever it exists.
 fairseq() {
@@ -95,9 +119,10 @@ fairseq validate "$out/validate-$subset.log" "Loss on $subset" --task iot_transl
     --valid-subset "$subset"
 
 "$PYTHON" "$ROOT/scripts/evaluate.py" "$out/generate-$subset.txt" --data "$data" \
-    --checkpoint "$checkpoint" --subset "$subset" --language "$target" \
-    --validation "$out/validate-$subset.log" --examples "$examples" "${scoring[@]}" \
-    >"$out/report-$subset.new" 2>"$out/report.log" ||
+    --checkpoint "$checkpoint" --subset "$subset" --source "${pair%-*}" --language "$target" \
+    --beam "$beam" --validation "$out/validate-$subset.log" --examples "$examples" \
+    --json "$out/$subset.json.new" "${scoring[@]}" >"$out/report-$subset.new" 2>"$out/report.log" ||
     die "$(tail -n 20 "$out/report.log")"
 mv "$out/report-$subset.new" "$out/report-$subset.txt"
+mv "$out/$subset.json.new" "$out/$subset.json"
 cat "$out/report-$subset.txt"

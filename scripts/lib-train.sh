@@ -21,7 +21,7 @@ usage: scripts/train-$NAME.sh baseline|iot [options] [-- FAIRSEQ-TRAIN-FLAG...]
 
 Trains the stock Transformer (baseline) or IOT by the same recipe, then translates the test
 set and prints BLEU with sacreBLEU's signature; for IOT also the share of each order and the
-regret. A killed run goes on from its last checkpoint; a finished one is only evaluated.
+regret. A killed run goes on from its last checkpoint; what is finished is kept and shown again.
 
   --data DIR      binarised data                 (default ${DATA#"$ROOT"/})
   --out DIR       checkpoints, logs and results  (default runs/$NAME-SYSTEM)
@@ -134,5 +134,5 @@ train_main() {
     check_settings
     train
     # In this process, so that a kill leaves nothing behind.
-    exec "$ROOT/scripts/evaluate.sh" "$OUT" "$DATA" "${EVALUATION[@]}"
+    exec "$ROOT/scripts/evaluate.sh" "$OUT" "$DATA" --keep "${EVALUATION[@]}"
 }

@@ -1,0 +1,160 @@
+# shellcheck shell=bash
+# Comparing the stock Transformer (baseline) with IOT by one recipe, each trained with several seeds.
+# Sourced by the compare scripts, which set
+#
+#     NAME      name of the experiment; its recipe is scripts/train-NAME.sh
+#
+# and then call compare_main "$@".
+
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+SEEDS=3 DATA="" OUT="" ORDERS="" DRY_RUN="" FLAGS=()
+
+usage() {
+    cat <<TEXT
+usage: scripts/compare-$NAME.sh [options] [-- FAIRSEQ-TRAIN-FLAG...]
+
+Trains the stock Transformer (baseline) and IOT by scripts/train-$NAME.sh with seeds 1 to N and
+translates the test set with each, makes iot-report's page of every IOT run, and compares the two
+systems over all seeds by iot-compare. Killed at any time and run again, it goes on where it was;
+what is finished is kept, so a larger N adds the seeds that are missing.
+
+  --seeds N       seeds of each system   (default $SEEDS)
+  --data DIR      binarised data         (default that of train-$NAME.sh)
+  --out DIR       runs and comparison    (default runs/compare-$NAME)
+  --orders LIST   decoder orders of IOT  (default that of train-$NAME.sh)
+  --dry-run       print the commands and stop
+  -h, --help      this text
+
+DIR gets baseline-seed1, iot-seed1 and so on, in each IOT run the folder report-test (open its
+report.html), and last comparison.json, comparison.md and comparison.txt. The flags after -- go to
+the training of both systems.
+TEXT
+}
+
+# Reads the command line into SEEDS, DATA, OUT, ORDERS, DRY_RUN and FLAGS.
+read_options() {
+    local flag
+    while (($#)); do
+        case "$1" in
+            -h | --help) usage && exit 0 ;;
+            --dry-run) DRY_RUN=1 ;;
+            --seeds | --data | --out | --orders)
+                (($# > 1)) || die "$1 needs a value"
+                flag="${1#--}"
+                printf -v "${flag^^}" '%s' "$2"
+                shift
+                ;;
+            --)
+                shift
+                FLAGS=("$@")
+                break
+                ;;
+            *) die "unknown argument '$1' (see --help)" ;;
+        esac
+        shift
+    done
+    [[ "$SEEDS" =~ ^[1-9][0-9]{0,3}$ ]] ||
+        die "--seeds must be a whole number, 1 or more, but is '$SEEDS'"
+    for flag in "${FLAGS[@]}"; do
+        case "${flag%%=*}" in
+            --seed | --save-dir | --arch | -a | --criterion)
+                die "${flag%%=*} cannot be given here: it is what tells the runs apart" ;;
+        esac
+    done
+    OUT="${OUT:-$ROOT/runs/compare-$NAME}"
+}
+
+# DATA, where none was given: in the training command of the recipe it comes first.
+choose_data() {
+    local command words
+    [[ -z "$DATA" ]] || return 0
+    command="$(bash "$TRAIN" baseline --dry-run)"
+    eval "words=($command)"
+    DATA="${words[3]}"
+}
+
+# Runs a command, or only prints it. It ends when this process does: a kill seldom reaches both.
+act() {
+    if [[ -n "$DRY_RUN" ]]; then
+        printf '%q ' "$@"
+        echo
+        return
+    fi
+    "$PYTHON" -c '
+import os, signal, sys
+sys.path.insert(0, sys.argv[1])
+from progress import die_with_parent
+die_with_parent()
+signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+os.execvp(sys.argv[2], sys.argv[2:])' "$ROOT/scripts" "$@"
+}
+
+# A module of this checkout, installed or not, whatever lies in the current folder.
+act_module() { act env "PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -P -m "$@"; }
+
+# The train script keeps what is finished, and refuses a folder that holds other settings.
+run_system() {
+    local system="$1" seed="$2" words
+    words=(bash "$TRAIN" "$system" --seed "$seed" --out "$OUT/$system-seed$seed" --data "$DATA")
+    [[ -z "$ORDERS" ]] || words+=(--orders "$ORDERS")
+    ((${#FLAGS[@]} == 0)) || words+=(-- "${FLAGS[@]}")
+    act "${words[@]}"
+}
+
+# The report of a run is whole where it is. One of older translations is taken out of the way
+# before it is removed, so that a kill leaves no part of it in its place.
+report() {
+    local run="$1" out="$1/report-test"
+    if [[ -z "$DRY_RUN" ]]; then
+        if [[ "$out" -nt "$run/evaluation/test.json" ]]; then
+            say "Reported before, kept: $out"
+            return
+        fi
+        rm -rf "$out.old"
+        [[ ! -e "$out" ]] || mv "$out" "$out.old"
+        rm -rf "$out.old"
+    fi
+    act_module iot_fairseq.reports.report "$DATA" --path "$run/checkpoint_best.pt" \
+        --gen-subset test --out "$out"
+}
+
+# The three files belong together: comparison.txt comes last.
+compare() {
+    local seed words file="$OUT/comparison"
+    words=(iot_fairseq.reports.compare)
+    for ((seed = 1; seed <= SEEDS; seed++)); do words+=("stock=$OUT/baseline-seed$seed"); done
+    for ((seed = 1; seed <= SEEDS; seed++)); do words+=("iot=$OUT/iot-seed$seed"); done
+    words+=(--test both --json "$file.json" --markdown "$file.md")
+    if [[ -n "$DRY_RUN" ]]; then
+        act_module "${words[@]}"
+        return
+    fi
+    rm -f "$file".{txt,json,md}
+    act_module "${words[@]}" >"$file.new"
+    mv "$file.new" "$file.txt"
+    cat "$file.txt"
+}
+
+# Seed by seed, so that a run that was stopped can be compared over the seeds that are there.
+compare_main() {
+    local seed system number=0
+    TRAIN="$ROOT/scripts/train-$NAME.sh"
+    read_options "$@"
+    choose_python
+    choose_data
+    [[ -n "$DRY_RUN" ]] || lock_folder "$OUT"
+    for ((seed = 1; seed <= SEEDS; seed++)); do
+        for system in baseline iot; do
+            number=$((number + 1))
+            [[ -n "$DRY_RUN" ]] || say "[$number/$((2 * SEEDS))] $system, seed $seed"
+            run_system "$system" "$seed"
+            [[ "$system" == baseline ]] || report "$OUT/iot-seed$seed"
+        done
+    done
+    compare
+    [[ -z "$DRY_RUN" ]] || return 0
+    say "Reports:"
+    for ((seed = 1; seed <= SEEDS; seed++)); do say "  $OUT/iot-seed$seed/report-test"; done
+    say "Comparison: $OUT/comparison.txt, comparison.md, comparison.json"
+}
