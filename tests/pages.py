@@ -105,6 +105,7 @@ def make_report(num_orders: int, sentences: int = 100, tokenised: bool = False) 
     return {
         **{"version": 1, "checkpoint": "runs/iot/checkpoint_best.pt", "data": "data/bin"},
         **{"subset": "valid", "source": "de", "target": "en", "beam": 7, "lenpen": 1.25},
+        "reference": "data/valid.en",
         **{"sentences": sentences, "target_tokens": 12345, "orders": orders},
         "signatures": {metric: f"nrefs:1|{metric}|version:2.6.0" for metric in metrics},
         "seconds": {"decode": {order: rng.uniform(9, 99) for order in orders}, "score": 4.56},

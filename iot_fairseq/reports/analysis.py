@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .scores import Scorer, build_scorers
+from .scores import Scorer, build_scorers, quiet_sacrebleu
+from .texts import looks_tokenised
 from .translate import Measured
 
 # The random system is drawn this often; its spread over the draws is reported.
@@ -35,10 +36,11 @@ def analyse(
         every translation, `(B, K)`.
     """
     scorers = build_scorers(measured.references, language, tokenised)
-    counts = {
-        scorer.name: np.stack([scorer.count(texts) for texts in measured.hypotheses], axis=1)
-        for scorer in scorers
-    }
+    with quiet_sacrebleu():
+        counts = {
+            scorer.name: np.stack([scorer.count(texts) for texts in measured.hypotheses], axis=1)
+            for scorer in scorers
+        }
     bleu = np.stack([scorers[0].sentences(found) for found in counts["BLEU"].swapaxes(0, 1)], 1)
     corpus = _Corpus(measured, scorers, counts)
     best = {
@@ -46,7 +48,7 @@ def analyse(
         "BLEU": _best(bleu, measured.chosen),
     }
     systems = _systems(measured, corpus, best)
-    report = {
+    report: dict = {
         "sentences": len(measured.chosen),
         "target_tokens": int(measured.target_lengths.sum()),
         "orders": list(measured.orders),
@@ -61,7 +63,10 @@ def analyse(
         ),
         "examples": _examples(measured, bleu, num_examples),
     }
-    return report | {"summary": summarise(report)}, bleu
+    report["summary"] = summarise(report)
+    if not tokenised and looks_tokenised(measured.references):
+        report["summary"].append("The text looks Moses-tokenised: if it is, give --tokenised.")
+    return report, bleu
 
 
 class _Corpus:
@@ -219,9 +224,11 @@ def _examples(measured: Measured, bleu: np.ndarray, number: int) -> list[dict]:
     own = bleu[np.arange(size), measured.chosen]
     gain = own - (bleu.sum(axis=1) - own) / (num_orders - 1)
     by_gain = np.argsort(-gain, kind="stable")
-    half = min(number // 2, size // 2)
-    won = [row for row in by_gain[: number - half] if gain[row] > 0]
-    lost = [row for row in by_gain[::-1][:half] if gain[row] < 0]
+    won = [row for row in by_gain if gain[row] > 0]
+    lost = [row for row in by_gain[::-1] if gain[row] < 0]
+    # half and half, and where there are too few of the one more of the other
+    num_lost = min(len(lost), max(number // 2, number - len(won)))
+    won, lost = won[: number - num_lost], lost[:num_lost]
     return [
         {
             "id": int(row),
@@ -255,11 +262,12 @@ def summarise(report: dict) -> list[str]:
     return [
         "Orders taken: " + ", ".join(f"{o['order']} {o['share']:.1%}" for o in orders) + ".",
         f"Choosing an order per sentence gives BLEU {chosen['BLEU']:.2f}: "
-        f"{chosen['BLEU'] - single['BLEU']:+.2f} against the best single order ({single['name']}, "
-        f"{single['BLEU']:.2f}), {chosen['BLEU'] - random['BLEU']:+.2f} against a random one "
-        f"({random['BLEU']:.2f}, sd {random['BLEU_sd']:.2f}).",
-        f"The best order of each sentence would give {oracle['BLEU']:.2f}: "
-        f"{oracle['BLEU'] - chosen['BLEU']:.2f} BLEU are left.",
+        f"{chosen['BLEU'] - single['BLEU']:+z.2f} against the single order that is best on this "
+        f"set ({single['name']}, {single['BLEU']:.2f}), "
+        f"{chosen['BLEU'] - random['BLEU']:+z.2f} against a random one ({random['BLEU']:.2f}, "
+        f"sd {random['BLEU_sd']:.2f}).",
+        f"The best order of each sentence by sentence BLEU would give {oracle['BLEU']:.2f}: "
+        f"{oracle['BLEU'] - chosen['BLEU']:+z.2f}.",
         f"The order chosen is the one under which the reference is likeliest for "
         f"{by_nll['accuracy']:.1%} of the sentences (a random order {by_nll['chance']:.1%}, always "
         f"{by_nll['best_single_order']} {by_nll['best_single']:.1%}); regret "

@@ -64,12 +64,13 @@ def text(report: dict[str, Any]) -> str:
 
 def markdown(report: dict[str, Any]) -> str:
     """The report of `compare` as GitHub's Markdown."""
-    headers, rows = system_table(report)
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    table = tabulate(escaped, headers, tablefmt="github", disable_numparse=True)
+    tables = []
+    for headers, rows in (system_table(report), run_table(report)):
+        escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
+        tables.append(tabulate(escaped, headers, tablefmt="github", disable_numparse=True))
     signatures = [f"- {name}: `{signature}`" for name, signature in _signatures(report)]
     notes = [f"- {note}" for note in report["notes"]]
-    return "\n\n".join([_headline(report), table, "\n".join(signatures + notes)]) + "\n"
+    return "\n\n".join([_headline(report), *tables, "\n".join(signatures + notes)]) + "\n"
 
 
 def _headline(report: dict[str, Any]) -> str:
@@ -178,8 +179,9 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         "systems",
         nargs="+",
         metavar="NAME=PATH",
-        help="a run's folder (translated by scripts/evaluate.sh), a log of fairseq-generate, or a "
-        "file with a sentence per line; a NAME given again is one more run (seed) of that system",
+        help="a run's folder (translated by scripts/evaluate.sh) or its evaluation/SUBSET.json, a "
+        "log of fairseq-generate, or a file with a sentence per line; a NAME given again is one "
+        "more run (seed) of that system",
     )
     parser.add_argument("--subset", default="test", help="which set of a run (default test)")
     parser.add_argument(
@@ -205,8 +207,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 def _run(args: argparse.Namespace) -> None:
     """Compares, prints and writes what the command line asks for."""
-    if args.samples is not None and args.samples < 1:
-        raise ValueError(f"--samples must be at least 1, but is {args.samples}")
+    if args.samples is not None and not 1 <= args.samples <= 1_000_000:
+        raise ValueError(f"--samples must lie between 1 and 1,000,000, but is {args.samples}")
     outputs = {"--json": args.json, "--markdown": args.markdown}
     outputs = {flag: path for flag, path in outputs.items() if path is not None}
     systems = read_systems(args.systems, args.subset)
@@ -233,6 +235,8 @@ def compare_main(arguments: list[str] | None = None) -> None:
         _run(args)
     except (ValueError, OSError) as error:
         sys.exit(f"iot-compare: {error}")
+    except KeyboardInterrupt:
+        sys.exit("iot-compare: interrupted, nothing is written")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Systems in, the figures of a comparison out: BLEU and chrF of systems of one or more runs (seeds)
 each, on one set, their spread over runs, whether they differ from the first, decoding time."""
 
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,9 +10,9 @@ from typing import Any
 
 from tqdm import tqdm
 
-from .scores import build_scorers
-from .significance import TESTS, Outcome, check_seed, quiet_sacrebleu, run_test
-from .texts import Translations, read_lines
+from .scores import build_scorers, quiet_sacrebleu
+from .significance import TESTS, Outcome, check_seed, run_test
+from .texts import Translations, check_no_subwords, looks_tokenised, read_lines
 
 Systems = dict[str, list[Translations]]
 
@@ -60,27 +61,37 @@ def agree(
             )
     _check_same_lines("sources", [(run.path, run.sources) for run in runs])
     known = [(run.path, run.references) for run in runs if run.references]
+    if reference:
+        known = [(reference, read_lines(reference, len(runs[0].hypotheses)))]
     _check_same_lines("references", known)
     tokenised = _one_value("--tokenised", tokenised, [(run.path, run.tokenised) for run in runs])
     language = _one_value("--language", language, [(run.path, run.language) for run in runs])
     if tokenised and not language:
         raise ValueError("--tokenised must come with --language (of the text), but it is missing")
-    if reference:
-        known = [(reference, read_lines(reference, len(runs[0].hypotheses)))]
     if not known:
         raise ValueError(
             "there must be references, but none of the runs holds them: give --reference"
         )
     path, references = known[0]
+    check_no_subwords(path, references)
+    if language is None and any(map(_WITHOUT_SPACES.search, references)):
+        raise ValueError(
+            f"--language must be given for the text of {path}: what a word is depends on it there"
+        )
     return Setting(references, path, bool(tokenised), language)
 
 
+# Chinese, Japanese and Korean letters: text that sacreBLEU cuts into words by language.
+_WITHOUT_SPACES = re.compile("[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+
+
 def _check_same_lines(what: str, known: list[tuple[Path, list[str]]]) -> None:
-    """Refuses other lines than the first's; who has none is passed over."""
+    """Refuses other lines than the first's; who has none is passed over, and so is a line with a
+    word that is not in a dictionary: it may be in another system's."""
     known = [(path, lines) for path, lines in known if lines]
     for path, lines in known[1:]:
         for number, (wanted, line) in enumerate(zip(known[0][1], lines, strict=True)):
-            if line != wanted:
+            if line != wanted and "<unk>" not in line + wanted:
                 pairs = enumerate(zip(wanted, line, strict=False))
                 start = max(0, next((i for i, (a, b) in pairs if a != b), len(wanted)) - 20)
                 raise ValueError(
@@ -246,8 +257,8 @@ def _notes(report: dict[str, Any]) -> list[str]:
     for pair in report["pairs"]:
         if pair["p"] != pair["p_sacrebleu"]:
             notes.append(
-                f"{pair['system']} {pair['run']}, {pair['metric']}, {pair['test']}: only "
-                f"{pair['differing']} sentences score otherwise than the baseline's, so that p "
+                f"{pair['system']} {pair['run']}, {pair['metric']}, {pair['test']}: sentences that "
+                f"score otherwise than the baseline's: {pair['differing']}, so that p "
                 f"cannot be less than {pair['p']:.4f} (sacreBLEU: {pair['p_sacrebleu']:.4f})."
             )
     return notes
@@ -266,7 +277,6 @@ def _doubts(systems: Systems, tokenised: bool) -> list[str]:
             twins = [n for n in range(1, number) if runs[n - 1].hypotheses == run.hypotheses]
             if twins:
                 notes.append(f"{name} {number} holds the translations of {name} {twins[0]} again.")
-            ends = sum(text.endswith(" .") for text in run.hypotheses)
-            if not tokenised and 10 * ends >= len(run.hypotheses):
+            if not tokenised and looks_tokenised(run.hypotheses):
                 notes.append(f"{name} {number} looks Moses-tokenised: if it is, give --tokenised.")
     return notes

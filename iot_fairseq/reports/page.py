@@ -1,7 +1,7 @@
 """A report as one HTML page that needs nothing beside it: no network, no script, no other file."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 from itertools import accumulate
@@ -9,20 +9,23 @@ from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from .translate import Attention
+
 # What stands where there is no figure, as for an order that no sentence chose.
 _NOTHING = "\N{EN DASH}"
 
 
-def render(report: dict) -> str:
+def render(report: dict, attention: Mapping[int, Mapping[str, Attention]] | None = None) -> str:
     """The page.
 
     Args:
         report: the figures, under the names of report.json. A figure may be None.
+        attention: of the examples, by sentence and order; where there is none, none is drawn.
 
     Returns:
         A whole HTML document. Texts of the report are escaped.
     """
-    return _ENVIRONMENT.get_template("page.html").render(r=report)
+    return _ENVIRONMENT.get_template("page.html").render(r=report, attention=attention or {})
 
 
 def _number(value: float | None, digits: int = 0, sign: bool = False) -> str:

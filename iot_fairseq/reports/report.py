@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 import tempfile
@@ -12,10 +13,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from .. import __version__
 from .analysis import analyse
+from .load import configure, load_model, load_set, load_task
 from .page import render
-from .texts import find_post_process, read_lines
-from .translate import Measured, configure, load_model, load_set, load_task, measure
+from .scores import build_scorers
+from .texts import check_reference, find_post_process, read_lines
+from .translate import Measured, measure, measure_attention, read_references
 
 
 def order_table(measured: Measured, bleu: np.ndarray) -> str:
@@ -43,22 +47,26 @@ def order_table(measured: Measured, bleu: np.ndarray) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_report(out: Path, report: dict, measured: Measured, bleu: np.ndarray) -> None:
+def write_report(out: Path, report: dict, page: str, measured: Measured, table: str) -> Path:
     """Writes the folder of a report; it appears when it is whole.
 
     Args:
         out: the folder, which must not exist.
         report: all figures.
+        page: report.html.
         measured: what the model did.
-        bleu: sentence BLEU of every translation, `(B, K)`.
+        table: orders.tsv.
+
+    Returns:
+        The folder: `out`, or one beside it where `out` has come to be meanwhile.
     """
     chosen = [measured.hypotheses[k][row] for row, k in enumerate(measured.chosen)]
     texts = {"source": measured.sources, "reference": measured.references, "chosen": chosen}
     texts |= dict(zip(measured.orders, measured.hypotheses, strict=True))
     files = {
-        "report.html": render(report),
+        "report.html": page,
         "report.json": json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n",
-        "orders.tsv": order_table(measured, bleu),
+        "orders.tsv": table,
     }
     files |= {f"translations/{name}.txt": "\n".join(t) + "\n" for name, t in texts.items()}
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +75,12 @@ def write_report(out: Path, report: dict, measured: Measured, bleu: np.ndarray) 
         for name, text in files.items():
             (whole / name).parent.mkdir(parents=True, exist_ok=True)
             (whole / name).write_text(text, encoding="utf-8")
-        os.rename(whole, out)
+        try:
+            os.rename(whole, out)
+        except OSError:
+            out = Path(tempfile.mkdtemp(dir=out.parent, prefix=f"{out.name}-"))
+            os.rename(whole, out)
+    return out
 
 
 def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
@@ -91,19 +104,21 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, help="sentences of a batch (default: 128)")
     parser.add_argument("--max-tokens", type=int, help="tokens of a batch")
     parser.add_argument(
-        "--post-process", help="how to undo subwords (default: as the dictionary tells)"
+        "--post-process",
+        choices=["sentencepiece", "subword_nmt", "none"],
+        help="how to undo subwords (default: as the dictionary tells)",
     )
     parser.add_argument(
         "--tokenised",
         action=argparse.BooleanOptionalAction,
-        help="the text is Moses-tokenised: BLEU and chrF are of detokenised text, without case, "
-        "and tokenised BLEU is added (default: where the subwords are subword-nmt's)",
+        help="the text is Moses-tokenised: BLEU and chrF are of detokenised text, and tokenised "
+        "BLEU is added (default: where the subwords are subword-nmt's)",
     )
     parser.add_argument(
         "--reference",
         type=Path,
-        help="plain reference, a line per sentence (default: for sentencepiece the file "
-        "DATA/../SUBSET.TARGET where that is, else the data's)",
+        help="plain reference, a line per sentence, of text that is not Moses-tokenised (default: "
+        "for sentencepiece the file DATA/../SUBSET.TARGET where that is, else the data's)",
     )
     parser.add_argument("--examples", type=int, default=10, help="sentences to show (default: 10)")
     parser.add_argument("--cpu", action="store_true", help="leave a GPU alone")
@@ -124,13 +139,46 @@ def _check_arguments(args: argparse.Namespace) -> None:
         if value is not None and value < lowest:
             flag = name.replace("_", "-")
             raise ValueError(f"--{flag} must be {lowest} or more, but is {value} instead")
+    for name in ("max_len_a", "lenpen"):
+        value = getattr(args, name)
+        if not math.isfinite(value) or (name == "max_len_a" and value < 0):
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} must be a number (0 or more), but is {value} instead")
     if os.path.lexists(args.out):
         raise ValueError(f"--out must not exist yet, but {args.out} does")
     ancestor = next(folder for folder in args.out.absolute().parents if folder.exists())
     if not (ancestor.is_dir() and os.access(ancestor, os.W_OK)):
-        raise ValueError(f"--out must be a folder that can be made, but {ancestor} is not writable")
+        raise ValueError(
+            f"--out must be a folder that can be made, but {ancestor} is no writable folder"
+        )
     if args.fp16 and (args.cpu or not torch.cuda.is_available()):
         raise ValueError("--fp16 must not be given without a GPU")
+
+
+def _prepare_references(args: argparse.Namespace, task, dataset) -> list[str]:
+    """Settles how the text was prepared, where `args` leave that open, and reads the references.
+
+    Raises:
+        ValueError: they are not those of the data, or what their metrics need is not installed.
+    """
+    target = task.cfg.target_lang
+    args.post_process = args.post_process or find_post_process(task.target_dictionary.symbols)
+    if args.tokenised is None:
+        args.tokenised = args.post_process == "subword_nmt"
+    if args.post_process == "none":
+        args.post_process = None
+    beside = Path(args.data).absolute().parent / f"{args.gen_subset}.{target}"
+    if args.reference is None and args.post_process == "sentencepiece" and beside.is_file():
+        args.reference = Path(os.path.relpath(beside))
+    references = read_references(task, dataset, args.post_process)
+    if args.reference is not None:
+        if args.tokenised:
+            raise ValueError("--reference must not be given with Moses-tokenised data")
+        plain = read_lines(args.reference, len(dataset))
+        check_reference(args.reference, plain, references)
+        references = plain
+    build_scorers(references, target, args.tokenised)
+    return references
 
 
 def run_report(args: argparse.Namespace) -> dict:
@@ -144,15 +192,10 @@ def run_report(args: argparse.Namespace) -> dict:
     names += ("batch_size", "max_tokens")
     config = configure(args.data, **{name: getattr(args, name) for name in names})
     task = load_task(config)
-    source, target = task.cfg.source_lang, task.cfg.target_lang
     dataset = load_set(task, args.gen_subset)
     model = load_model(task, args.path)
-    post_process = args.post_process or find_post_process(task.target_dictionary.symbols)
-    tokenised = post_process == "subword_nmt" if args.tokenised is None else args.tokenised
-    beside = Path(args.data).parent / f"{args.gen_subset}.{target}"
-    if args.reference is None and post_process == "sentencepiece" and beside.is_file():
-        args.reference = beside
-    plain = None if args.reference is None else read_lines(args.reference, len(dataset))
+    references = _prepare_references(args, task, dataset)
+    source, target = task.cfg.source_lang, task.cfg.target_lang
     print(
         f"Translating {len(dataset):,} sentences of {args.gen_subset} ({source}-{target}) under "
         f"{', '.join(model.decoder_orders)}",
@@ -160,13 +203,18 @@ def run_report(args: argparse.Namespace) -> dict:
     )
     if torch.cuda.is_available() and not args.cpu:
         model = (model.half() if args.fp16 else model).cuda()
-    measured = measure(task, model, dataset, config, post_process)
-    measured.references = plain or measured.references
-    figures, bleu = analyse(measured, target, tokenised, args.examples)
+    measured = measure(task, model, dataset, config, args.post_process)
+    measured.references = references
+    figures, bleu = analyse(measured, target, args.tokenised, args.examples)
+    names = ("beam", "lenpen", "max_len_a", "max_len_b", "post_process", "tokenised")
     settings = {"checkpoint": args.path, "data": args.data, "subset": args.gen_subset}
-    settings |= {"source": source, "target": target, "beam": args.beam, "lenpen": args.lenpen}
+    settings |= {"source": source, "target": target, "reference": str(args.reference or args.data)}
+    settings |= {name: getattr(args, name) for name in names}
+    settings["versions"] = {"iot_fairseq": __version__, "torch": torch.__version__}
     report = {"version": 1, **settings, **figures}
-    write_report(args.out, report, measured, bleu)
+    shown = [example["id"] for example in report["examples"]]
+    page = render(report, measure_attention(task, model, dataset, config, shown))
+    args.out = write_report(args.out, report, page, measured, order_table(measured, bleu))
     return report
 
 
@@ -182,6 +230,8 @@ def report_main(arguments: list[str] | None = None) -> None:
             report = run_report(args)
     except (ValueError, OSError) as error:
         sys.exit(f"iot-report: {error}")
+    except KeyboardInterrupt:
+        sys.exit("iot-report: interrupted, nothing is written")
     finally:
         logging.disable(logging.NOTSET)
     print("\n".join(report["summary"]))

@@ -7,13 +7,19 @@ lengths). Taken once for each translation, these give the score of any selection
 sacreBLEU itself does in its significance tests.
 """
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 
-from .texts import detokenise
+from .texts import UNKNOWN, detokenise
+
+# One token to every tokeniser and one character to chrF, which no translation holds: to 13a <<unk>>
+# would be five tokens, some of which a hypothesis' <unk> would match.
+_MISSING_WORD = "\ue000"
 
 
 class Scorer:
@@ -36,7 +42,7 @@ class Scorer:
         self.name = name
         self.metric = metric
         self.prepare = prepare
-        self.references = prepare(references)
+        self.references = [text.replace(UNKNOWN, _MISSING_WORD) for text in prepare(references)]
         self._sentence_metric = BLEU(effective_order=True) if isinstance(metric, BLEU) else metric
 
     def count(self, hypotheses: Sequence[str]) -> np.ndarray:
@@ -75,12 +81,12 @@ class Scorer:
 def build_scorers(references: Sequence[str], language: str, tokenised: bool) -> list[Scorer]:
     """The metrics of a report: BLEU and chrF of plain text.
 
-    Moses-tokenised (and lower-cased) text is detokenised first and compared without case, and BLEU
-    of the tokenised text, the papers' IWSLT14 figure, is added.
+    Moses-tokenised text is detokenised first, and BLEU of the tokenised text, the papers' IWSLT14
+    figure, is added. Where the references have no capitals, the signatures say so (case:lc).
 
     Args:
         references: one for each sentence.
-        language: of the references.
+        language: of the references, which decides how BLEU cuts words: de, zh_CN...
         tokenised: whether they and the hypotheses are Moses-tokenised.
 
     Raises:
@@ -89,10 +95,12 @@ def build_scorers(references: Sequence[str], language: str, tokenised: bool) -> 
     if not references:
         raise ValueError("there must be references to compare with, but there is not one sentence")
     try:
-        bleu = BLEU(trg_lang=language, lowercase=tokenised)
+        lowered = tokenised and all(text == text.lower() for text in references)
+        code = language.replace("-", "_").split("_")[0].lower()
+        bleu = BLEU(trg_lang=code, lowercase=lowered)
     except (ImportError, RuntimeError) as error:
         raise ValueError(f"BLEU of {language!r} cannot be had: {error}") from None
-    chrf = CHRF(lowercase=tokenised)
+    chrf = CHRF(lowercase=lowered)
     if not tokenised:
         return [Scorer("BLEU", bleu, references), Scorer("chrF", chrf, references)]
 
@@ -104,3 +112,15 @@ def build_scorers(references: Sequence[str], language: str, tokenised: bool) -> 
         Scorer("chrF", chrf, references, plain),
         Scorer("tokenised BLEU", BLEU(tokenize="none", force=True), references),
     ]
+
+
+@contextmanager
+def quiet_sacrebleu() -> Iterator[None]:
+    """Keeps sacreBLEU's progress and its warnings out of the output."""
+    logger = logging.getLogger("sacrebleu")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

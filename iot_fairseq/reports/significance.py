@@ -1,9 +1,7 @@
 """Whether systems differ, by sacreBLEU's own significance tests of pairs of translations."""
 
-import logging
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sacrebleu.significance import PairedTest
@@ -75,7 +73,7 @@ def run_test(
                 mean=_plain(result.mean),
                 half_width=_plain(result.ci),
                 differing=differing,
-                p=None if p is None else max(p, least_p(differing)),
+                p=None if p is None else max(p, least_p(test, differing)),
                 p_sacrebleu=p,
             )
         )
@@ -87,14 +85,17 @@ def _plain(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def least_p(differing: int) -> float:
-    """The least p that exchanging sentences can give where `differing` of them differ.
+def least_p(test: str, differing: int) -> float:
+    """The least p that a test of `TESTS` can give where `differing` sentences score otherwise.
 
-    Of the 2^n ways of exchanging n sentences two at least, the one at hand and its mirror image,
-    differ as much as what was observed. sacreBLEU counts only what differs strictly more, and so
-    gives 1/(samples + 1) for two equal translations and, by ar, for those with one other sentence.
+    Equal translations have p 1. Under ar, of the 2^n ways of exchanging n sentences two at least,
+    the one at hand and its mirror image, differ as much as what was observed. sacreBLEU counts only
+    what differs strictly more, and so gives 1/(samples + 1) for two equal translations and, by ar,
+    for those with one other sentence.
     """
-    return min(1.0, 2.0 ** (1 - differing))
+    if differing == 0:
+        return 1.0
+    return 2.0 ** (1 - differing) if test == "ar" else 0.0
 
 
 def check_seed() -> None:
@@ -104,17 +105,6 @@ def check_seed() -> None:
         ValueError: it is no seed.
     """
     seed = os.environ.get("SACREBLEU_SEED", "12345")
-    if seed.lower() != "none" and not (seed.isascii() and seed.isdigit()):
-        raise ValueError(f"SACREBLEU_SEED must be a whole number or none, but is {seed!r}")
-
-
-@contextmanager
-def quiet_sacrebleu() -> Iterator[None]:
-    """Keeps sacreBLEU's progress and its warnings out of the output."""
-    logger = logging.getLogger("sacrebleu")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
+    if seed.lower() != "none" and not (seed.isascii() and seed.isdigit() and int(seed)):
+        # sacreBLEU signs a seed of 0 and draws without one
+        raise ValueError(f"SACREBLEU_SEED must be 1 or more, or none, but is {seed!r}")

@@ -6,6 +6,7 @@ BLEU.
 
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ def read_translations(path: Path, subset: str = "test") -> Translations:
     """
     if path.is_dir():
         translations = _read_run(path, subset)
+    elif path.suffix == ".json" and path.is_file():
+        translations = _read_evaluation(path)
     elif not path.exists():
         raise ValueError(f"{path} must be a run's folder or a file, but there is no such thing")
     elif re.search(r"^[HD]-\d+\t", _read(path), re.MULTILINE):
@@ -53,7 +56,7 @@ def read_translations(path: Path, subset: str = "test") -> Translations:
         translations = Translations(path, read_lines(path), [], [])
     if not translations.hypotheses:
         raise ValueError(f"{path} must hold translations, but is empty")
-    _check_no_subwords(translations)
+    check_no_subwords(path, translations.hypotheses)
     return translations
 
 
@@ -84,9 +87,10 @@ def read_log(log: Path, count: int | None = None) -> Translations:
                 )
         found[field][number] = rest
     beam = re.search(r"^Generate .* with beam=(\d+)", text, re.MULTILINE)
-    finished = re.search(r"Translated ([\d,]+) sentences \(.*?\) in ([\d.]+)s", text)
+    # several where the logs of shards were put together
+    finished = re.findall(r"Translated ([\d,]+) sentences \(.*?\) in ([\d.]+)s", text)
     if count is None and finished:
-        count = int(finished[1].replace(",", ""))
+        count = sum(int(number.replace(",", "")) for number, _ in finished)
     # D is H with --bpe and --tokenizer undone, as S and T are; both are there unless somebody
     # filtered the log
     hypotheses = found["D"] or found["H"]
@@ -102,7 +106,7 @@ def read_log(log: Path, count: int | None = None) -> Translations:
         log,
         *([texts[n] for n in range(count)] if texts else []
           for texts in (hypotheses, found["S"], found["T"])),
-        seconds=float(finished[2]) if finished else None,
+        seconds=sum(float(seconds) for _, seconds in finished) if finished else None,
         beam=int(beam[1]) if beam else None,
     )  # fmt: skip
 
@@ -115,6 +119,10 @@ def _read_run(folder: Path, subset: str) -> Translations:
             f"{folder} must be the folder of a run that scripts/evaluate.sh has translated, but "
             f"there is no {path}"
         )
+    return _read_evaluation(path)
+
+
+def _read_evaluation(path: Path) -> Translations:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         return Translations(
@@ -140,7 +148,7 @@ def _string(value: object) -> str:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")  # a byte-order mark is no part of the text
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, but is not: {error}") from None
 
@@ -158,18 +166,60 @@ def read_lines(path: Path, count: int | None = None) -> list[str]:
     return lines
 
 
+# fairseq writes this for a word of a reference that is not in the dictionary.
+UNKNOWN = "<<unk>>"
+
+
+def looks_tokenised(texts: Sequence[str]) -> bool:
+    """Whether a tenth of the texts or more end as Moses-tokenised ones do."""
+    return 10 * sum(text.endswith(" .") for text in texts) >= len(texts)
+
+
 # What tells that text is cut into subwords, and the name of the cutting in --post-process.
 SUBWORD_MARKS = {"sentencepiece": r"(^|\s)▁", "subword_nmt": r"@@(\s|$)"}
 
 
-def _check_no_subwords(translations: Translations) -> None:
+# A line may speak of such marks; where more of them hold some, the text is cut.
+SUBWORD_SHARE = 0.1
+
+
+def check_no_subwords(path: Path, texts: Sequence[str]) -> None:
+    """
+    Raises:
+        ValueError: the texts, which come from `path`, are cut into subwords.
+    """
     for name, mark in SUBWORD_MARKS.items():
-        for text in translations.hypotheses:
-            if re.search(mark, text):
-                raise ValueError(
-                    f"{translations.path} must hold words, but has the subwords {text[:60]!r}: "
-                    f"give fairseq-generate --post-process {name}"
-                )
+        cut = [text for text in texts if re.search(mark, text)]
+        if cut and len(cut) >= SUBWORD_SHARE * len(texts):
+            raise ValueError(
+                f"{path} must hold words, but has the subwords {cut[0][:60]!r}: "
+                f"give fairseq-generate --post-process {name}"
+            )
+
+
+def check_reference(path: Path, lines: Sequence[str], known: Sequence[str]) -> None:
+    """Sees to it that a plain reference is that of the data.
+
+    Args:
+        path: where `lines` come from.
+        lines: the plain reference.
+        known: the reference as the data have it, without subword marks.
+
+    Raises:
+        ValueError: it is cut into subwords, or most of its lines are others.
+    """
+    check_no_subwords(path, lines)
+    pairs = [
+        ["".join(unicodedata.normalize("NFKC", text).split()) for text in pair]
+        for pair in zip(lines, known, strict=True)
+        if UNKNOWN not in pair[1]
+    ]
+    others = sum(line != wanted for line, wanted in pairs)
+    if 2 * others > len(pairs):
+        raise ValueError(
+            f"{path} must be the reference of the data, but {others} of {len(pairs)} lines are "
+            f"others, such as {next(line for line, wanted in pairs if line != wanted)[:60]!r}"
+        )
 
 
 def find_post_process(symbols: Iterable[str]) -> str | None:

@@ -6,19 +6,17 @@ Letters: `B` sentences, `S` and `T` source and target positions, `K` orders.
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
-from fairseq import checkpoint_utils, options, utils
+from fairseq import utils
 from fairseq.data import FairseqDataset
-from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import BaseFairseqModel, FairseqEncoder, FairseqEncoderDecoderModel
+from fairseq.sequence_generator import SequenceGenerator
 from omegaconf import DictConfig
 from torch import Tensor
 from tqdm import tqdm
 
-from ..checkpoints import TASK, load
 from ..encoder import EncoderOut, OrderedEncoder
 from ..objective import weighed_losses
 from ..task import IotTranslationTask
@@ -84,78 +82,19 @@ class Measured:
         )
 
 
-def configure(data: str, **flags: object) -> DictConfig:
-    """fairseq's settings for translating with our task.
+@dataclass(frozen=True)
+class Attention:
+    """Where a decoder looked while it wrote a hypothesis: the weights of its last layer's
+    encoder-decoder attention, the mean over the heads.
 
-    Args:
-        data: folder of binarised data.
-        flags: options of fairseq-generate, with underscores; None leaves one out.
+    Attributes:
+        source, target: tokens with EOS, `S` and `T` of them.
+        weights: `(T, S)`; each row sums to 1.
     """
-    words = [
-        f"--{key.replace('_', '-')}={value}" for key, value in flags.items() if value is not None
-    ]
-    parser = options.get_generation_parser(default_task=TASK)
-    return convert_namespace_to_omegaconf(options.parse_args_and_arch(parser, [data, *words]))
 
-
-def load_task(config: DictConfig) -> IotTranslationTask:
-    """Our task over binarised data.
-
-    Raises:
-        ValueError: there are none, or the languages must be told.
-    """
-    try:
-        return IotTranslationTask.setup_task(config.task)
-    except Exception as error:  # fairseq raises a plain Exception where it cannot tell
-        raise ValueError(
-            f"DATA must be a folder written by fairseq-preprocess, but {config.task.data} cannot "
-            f"be read as one: {error}"
-        ) from None
-
-
-def load_set(task: IotTranslationTask, subset: str) -> FairseqDataset:
-    """A set of the task's data, sources and references.
-
-    Raises:
-        ValueError: there is no such set, it is empty, or it has no references.
-    """
-    data = task.cfg.data
-    pair = f"{task.cfg.source_lang}-{task.cfg.target_lang}"
-    for language in pair.split("-"):
-        file = Path(data) / f"{subset}.{pair}.{language}.bin"
-        if not file.is_file():
-            raise ValueError(f"--gen-subset must be a set of {data}, but there is no {file}")
-        if file.stat().st_size == 0:
-            raise ValueError(f"--gen-subset must hold sentences, but {file} is empty")
-    task.load_dataset(subset)
-    return task.dataset(subset)
-
-
-def load_model(task: IotTranslationTask, path: str) -> BaseFairseqModel:
-    """A model that chooses among several orders, in evaluation mode.
-
-    Raises:
-        ValueError: it is no checkpoint, does not fit the data, or chooses nothing.
-    """
-    load(path)
-    try:
-        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task([path], task=task)
-    except Exception as error:
-        reason = str(error).strip()
-        raise ValueError(
-            f"--path must be a checkpoint that fits the dictionaries of {task.cfg.data}, but {path}"
-            f" does not: {reason}"
-        ) from None
-    orders = getattr(model, "decoder_orders", ())
-    if len(orders) < 2:
-        what = f"knows {orders[0]} alone" if orders else f"holds a {type(model).__name__}"
-        raise ValueError(
-            f"--path must be an IOT model with several orders, but {path} {what}: nothing is "
-            "chosen there (scripts/evaluate.sh evaluates any model)"
-        )
-    if model.encoder.lacks_predictor_weights:
-        raise ValueError(f"--path must be a trained IOT model, but {path} holds no order predictor")
-    return model.eval()
+    source: list[str]
+    target: list[str]
+    weights: np.ndarray
 
 
 class _EncoderOfOneOrder(FairseqEncoder):
@@ -208,27 +147,21 @@ def measure(
             max_positions=utils.resolve_max_positions(task.max_positions(), model.max_positions()),
             disable_iterator_cache=True,
         ).next_epoch_itr(shuffle=False)
-    except Exception as error:  # fairseq's, on sentences that are too long
-        raise ValueError(f"--gen-subset cannot be translated: {error}") from None
-    generators = [
-        (under_one, task.build_generator([under_one], config.generation))
-        for under_one in (
-            FairseqEncoderDecoderModel(_EncoderOfOneOrder(model.encoder, number), model.decoder)
-            for number in range(len(model.decoder_orders))
-        )
-    ]
+    except Exception as error:  # fairseq's, on sentences that are too long; it ends in its own flag
+        reason = str(error).split(", skip this example")[0]
+        raise ValueError(f"--gen-subset cannot be translated: {reason}") from None
+    generators = _generators(task, model, config)
     cuda = next(model.parameters()).is_cuda
-    passes = len(generators) + 1
+    total = len(dataset) * len(generators)
     with (
         torch.no_grad(),
-        tqdm(total=len(dataset) * passes, unit="sentence", desc="Translating", disable=None) as bar,
+        tqdm(total=total, unit="translation", desc="Translating", disable=None) as bar,
     ):
         for sample in batches:
             sample = utils.move_to_cuda(sample) if cuda else sample
             rows = sample["id"].tolist()
-            _read_texts(measured, task, sample, rows, post_process)
+            _read_sources(measured, task, sample, rows, post_process)
             _score(measured, model, sample, rows)
-            bar.update(len(rows))
             for number, (under_one, generator) in enumerate(generators):
                 start = time.perf_counter()
                 hypotheses = task.inference_step(generator, [under_one], sample)
@@ -242,6 +175,52 @@ def measure(
     return measured
 
 
+def measure_attention(
+    task: IotTranslationTask,
+    model: BaseFairseqModel,
+    dataset: FairseqDataset,
+    config: DictConfig,
+    rows: Iterable[int],
+) -> dict[int, dict[str, Attention]]:
+    """Where the model looks while it translates a few sentences under every order.
+
+    Args:
+        task, model, dataset, config: as in `measure`.
+        rows: numbers of the sentences.
+
+    Returns:
+        For each sentence, by order.
+    """
+    found: dict[int, dict[str, Attention]] = {}
+    generators = _generators(task, model, config)
+    with torch.no_grad():
+        for row in rows:
+            sample = dataset.collater([dataset[row]])  # alone: no padding
+            if next(model.parameters()).is_cuda:
+                sample = utils.move_to_cuda(sample)
+            source = [task.source_dictionary[n] for n in sample["net_input"]["src_tokens"][0]]
+            found[row] = {}
+            for order, (under_one, generator) in zip(model.decoder_orders, generators, strict=True):
+                best = task.inference_step(generator, [under_one], sample)[0][0]
+                target = [task.target_dictionary[n] for n in best["tokens"]]
+                weights = best["attention"].float().cpu().numpy().T
+                found[row][order] = Attention(source, target, weights)
+    return found
+
+
+def _generators(
+    task: IotTranslationTask, model: BaseFairseqModel, config: DictConfig
+) -> list[tuple[BaseFairseqModel, SequenceGenerator]]:
+    """For each order the model that decodes everything under it, and fairseq's search."""
+    return [
+        (under_one, task.build_generator([under_one], config.generation))
+        for under_one in (
+            FairseqEncoderDecoderModel(_EncoderOfOneOrder(model.encoder, number), model.decoder)
+            for number in range(len(model.decoder_orders))
+        )
+    ]
+
+
 def _texts(
     dictionary, tokens: Iterable[Tensor], post_process: str | None, **kwargs
 ) -> Sequence[str]:
@@ -251,17 +230,23 @@ def _texts(
     return [dictionary.string(row.tolist(), post_process, **kwargs) for row in tokens]
 
 
-def _read_texts(
+def read_references(
+    task: IotTranslationTask, dataset: FairseqDataset, post_process: str | None
+) -> list[str]:
+    """The references of a set as text; <<unk>> stands for a word not in the dictionary."""
+    targets = (dataset[number]["target"] for number in range(len(dataset)))
+    return list(_texts(task.target_dictionary, targets, post_process, escape_unk=True))
+
+
+def _read_sources(
     measured: Measured, task: IotTranslationTask, sample: dict, rows: list[int], post_process
 ) -> None:
-    """The text and the lengths of a batch."""
+    """The source texts and the lengths of a batch."""
     source, target = sample["net_input"]["src_tokens"], sample["target"]
     words = task.source_dictionary
     sources = _texts(words, source, post_process)
-    # fairseq writes <<unk>> in references, so that a hypothesis' <unk> never counts as right
-    references = _texts(task.target_dictionary, target, post_process, escape_unk=True)
-    for row, text, reference in zip(rows, sources, references, strict=True):
-        measured.sources[row], measured.references[row] = text, reference
+    for row, text in zip(rows, sources, strict=True):
+        measured.sources[row] = text
     real = source.ne(words.pad()) & source.ne(words.eos())
     measured.source_lengths[rows] = real.sum(dim=-1).cpu()
     measured.target_lengths[rows] = target.ne(task.target_dictionary.pad()).sum(dim=-1).cpu()

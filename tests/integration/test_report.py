@@ -15,7 +15,10 @@ import sacrebleu
 import torch
 from commands import PACKAGE, force, fresh_fairseq, generate, order_of_each, run
 
+from iot_fairseq.reports.load import configure, load_model, load_set, load_task
+from iot_fairseq.reports.page import render
 from iot_fairseq.reports.report import report_main
+from iot_fairseq.reports.translate import measure_attention
 
 ORDERS = ("scf", "csf", "fcs")
 OPTIONS = ["--beam=2", "--max-len-b=9", "--cpu"]
@@ -112,6 +115,34 @@ def test_it_says_what_it_found_and_where(printed, found):
     assert [path.name for path in out.parent.iterdir()] == ["report"]
 
 
+def test_attention_is_that_of_the_decoder_under_each_order(corpus, pre):
+    config = configure(str(corpus.folder), source_lang="de", target_lang="en", beam=2, max_len_b=9)
+    task = load_task(config)
+    dataset, model = load_set(task, "test"), load_model(task, str(pre.path))
+    found = measure_attention(task, model, dataset, config, [3, 100])
+    assert list(found) == [3, 100]
+    for row, by_order in found.items():
+        assert tuple(by_order) == ORDERS
+        for order, attention in by_order.items():
+            known = task.source_dictionary
+            source = [w if w in known else "<unk>" for w in corpus.lines("test")[row].split()]
+            assert attention.source == [*source, "</s>"]
+            words = torch.tensor([[task.target_dictionary.index(w) for w in attention.target]])
+            source = dataset[row]["source"].unsqueeze(0)
+            with torch.no_grad():
+                encoder_out = model.encoder(source, torch.tensor([source.size(1)]))
+                _, extra = model.decoder(words.roll(1), encoder_out=encoder_out, order=order)
+            torch.testing.assert_close(torch.tensor(attention.weights), extra["attn"][0][0])
+        assert len({attention.weights.tobytes() for attention in by_order.values()}) == 3
+
+
+def test_the_page_shows_where_each_order_looks(printed, found):
+    page = (printed[0] / "report.html").read_text(encoding="utf-8")
+    assert len(found["examples"]) == 10
+    for order in ORDERS:
+        assert page.count(f'aria-label="Attention under {order}:') == 10
+
+
 def test_batches_do_not_matter(corpus, pre, printed, tmp_path):
     out = printed[0]
     report(corpus, pre.path, tmp_path / "other", "--max-tokens=300", "--batch-size=7")
@@ -180,6 +211,55 @@ def test_a_model_of_another_vocabulary_is_refused_by_name(corpus, pre, tmp_path)
     assert "must be a checkpoint that fits the dictionaries of" in message
 
 
+def test_a_checkpoint_of_the_released_code_is_referred_to_the_converter(corpus, tmp_path):
+    path = tmp_path / "released.pt"
+    torch.save({"model": {"encoder.embed_order": torch.ones(3, 4)}}, path)
+    message = refused(corpus, path, tmp_path / "out")
+    assert f"{path} is one of the released IOT code: convert it by iot-convert" in message
+
+
+def test_what_a_checkpoint_was_made_to_force_is_no_choice(corpus, pre, printed, tmp_path):
+    state = pre.state()
+    state["cfg"]["model"].iot_force_decoder_order = "fcs"
+    torch.save(state, tmp_path / "forced.pt")
+    report(corpus, tmp_path / "forced.pt", tmp_path / "out", "--gen-subset=test1")
+    lines = (printed[0] / "orders.tsv").read_text().splitlines()[:25]
+    got = (tmp_path / "out" / "orders.tsv").read_text().splitlines()
+    assert [line.split("\t")[:3] for line in got] == [line.split("\t")[:3] for line in lines]
+
+
+def test_data_of_the_other_direction_will_do(corpus, pre, tmp_path):
+    words = [corpus.folder, "--path", pre.path, "--out", tmp_path / "out", "-s", "en", "-t", "de"]
+    with fresh_fairseq():
+        report_main([*map(str, words), *OPTIONS, "--gen-subset=test2"])
+    assert texts(tmp_path / "out", "source")[0].split()[-1] in ".?!"
+    assert len(texts(tmp_path / "out", "source")) == 5
+
+
+def test_a_folder_that_came_meanwhile_is_left_alone(corpus, pre, tmp_path, monkeypatch):
+    def come(*arguments):
+        (tmp_path / "out").mkdir()
+        (tmp_path / "out" / "other").touch()
+        return render(*arguments)
+
+    monkeypatch.setattr("iot_fairseq.reports.report.render", come)
+    text = report(corpus, pre.path, tmp_path / "out", "--gen-subset=test2")
+    page = Path(text.rsplit("Page: ", 1)[1].strip())
+    assert page.is_file()
+    assert page.parent.parent == tmp_path
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["other"]
+
+
+def test_a_plain_reference_replaces_that_of_the_data(corpus, pre, tmp_path):
+    path = tmp_path / "plain"
+    lines = corpus.lines("test2", "en")
+    path.write_text("\n".join(line.replace(" .", ".") for line in lines) + "\n", encoding="utf-8")
+    report(corpus, pre.path, tmp_path / "out", "--gen-subset=test2", f"--reference={path}")
+    assert texts(tmp_path / "out", "reference") == path.read_text().splitlines()
+    found = json.loads((tmp_path / "out" / "report.json").read_text(encoding="utf-8"))
+    assert found["reference"] == str(path)
+
+
 def test_a_set_that_is_missing_or_empty_is_refused_by_name(corpus, pre, tmp_path):
     message = refused(corpus, pre.path, tmp_path / "out", "--gen-subset=nothing")
     assert "--gen-subset must be a set of" in message
@@ -203,6 +283,8 @@ def test_a_set_that_is_missing_or_empty_is_refused_by_name(corpus, pre, tmp_path
         ("--beam=0", "--beam must be 1 or more, but is 0 instead"),
         ("--examples=-1", "--examples must be 0 or more, but is -1 instead"),
         ("--reference={text}/test1.en", "must have 205 lines as the data has, but has 24"),
+        ("--reference={text}/test.de", "test.de must be the reference of the data, but"),
+        ("--lenpen=nan", "--lenpen must be a number"),
         ("--fp16", "--fp16 must not be given without a GPU"),
     ],
 )

@@ -148,3 +148,33 @@ def test_different_beams_are_noted(beams, noted):
     systems = {name: [make_run(n, beam=beams[n])] for n, name in enumerate("ab")}
     notes = " ".join(report_of(systems)["notes"])
     assert ("different beams: 4 in run1, 5 in run0." in notes) == noted
+
+
+def test_words_missing_in_a_dictionary_are_no_other_text():
+    sources = ["Satz <unk>", *SOURCES[1:]]
+    references = ["<<unk>> dog", *REFERENCES[1:]]
+    other = make_run(1, sources=sources, references=references)
+    assert agree({"a": [make_run(0)], "b": [other]}).references == REFERENCES
+
+
+def test_a_reference_given_replaces_those_that_differ(tmp_path):
+    path = tmp_path / "references"
+    path.write_text("\n".join(REFERENCES) + "\n", encoding="utf-8")
+    runs = [make_run(n, references=[f"other {n}", *REFERENCES[1:]]) for n in range(2)]
+    systems = {"a": runs[:1], "b": runs[1:]}
+    with pytest.raises(ValueError, match="must have the references of"):
+        agree(systems)
+    assert agree(systems, path).references == REFERENCES
+
+
+def test_references_in_subwords_and_text_without_spaces_are_refused():
+    cut = {"a": [make_run(0, references=["\u2581The dog"] * COUNT)], "b": [make_run(1)]}
+    cut["b"] = [replace(cut["b"][0], references=[])]
+    with pytest.raises(ValueError, match="must hold words, but has the subwords"):
+        agree(cut)
+    chinese = {
+        name: [make_run(n, references=["\u5317\u4eac"] * COUNT)] for n, name in enumerate("ab")
+    }
+    with pytest.raises(ValueError, match="--language must be given for the text of"):
+        agree(chinese)
+    assert agree(chinese, language="zh").language == "zh"

@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import re
 
+import numpy as np
 import pytest
 from pages import Page, make_report, runs_of
 
 from iot_fairseq.orders import DECODER_ORDERS
 from iot_fairseq.reports.page import render
+from iot_fairseq.reports.translate import Attention
 
 DASH = "\N{EN DASH}"
 
@@ -224,6 +226,34 @@ def test_every_order_has_a_colour_of_its_own():
     assert len(set(colours.values())) == len(DECODER_ORDERS)
 
 
+def test_attention_is_drawn_weight_by_weight(report):
+    ids = [example["id"] for example in report["examples"]][:2]
+    draw = np.random.default_rng(1)
+    attention = {
+        number: {
+            order: Attention(["ein", "<b>&", "</s>"], ["a", "</s>"], draw.dirichlet([0.3] * 3, 2))
+            for order in report["orders"]
+        }
+        for number in ids
+    }
+    html = render(report, attention)
+    page = check_document(html)
+    drawings = html.split('<svg class="looks"')[1:]
+    expected = [attention[number][order] for number in ids for order in report["orders"]]
+    assert len(drawings) == len(expected)
+    for drawing, wanted in zip(drawings, expected, strict=True):
+        cells = re.findall(
+            r'x="(\d+)" y="(\d+)"[^>]* fill-opacity="([\d.]+)"', drawing.split("</svg>")[0]
+        )
+        columns = sorted({int(x) for x, _, _ in cells})
+        drawn = [float(opacity) for _, _, opacity in cells]
+        seen = wanted.weights[wanted.weights >= 0.02]
+        assert drawn == pytest.approx(seen.tolist(), abs=0.0051)
+        assert len(columns) <= 3
+    assert page.text("looks").count("<b>&") == len(expected)
+    assert "looks" not in render(report).split("</style>")[1]
+
+
 # ---------------------------------------------------------------- the document
 
 
@@ -255,7 +285,7 @@ def test_document(report):
 def test_texts_are_escaped():
     nasty = """</p><script>alert("1")</script> & 'b' <img src=http://x/ onerror=y> &amp;"""
     report = make_report(3)
-    for key in ("checkpoint", "data", "subset", "source", "target"):
+    for key in ("checkpoint", "data", "reference", "subset", "source", "target"):
         report[key] = nasty
     report["summary"] = [nasty]
     report["signatures"]["BLEU"] = nasty
@@ -264,7 +294,7 @@ def test_texts_are_escaped():
         for translation in example["translations"]:
             translation["text"] = nasty
     page = check_document(render(report))
-    whole = 6 * 5 + 5 + 2  # examples; first lines and signatures; source and target
+    whole = 6 * 5 + 6 + 2  # examples; first lines and signatures; source and target
     assert page.text().count(nasty) == whole
     assert f"Orders of {nasty}" in page.text("title")
     assert {attrs["lang"] for _, attrs in page.elements if "lang" in attrs} == {"en", nasty}

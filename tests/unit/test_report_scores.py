@@ -9,7 +9,7 @@ import pytest
 import sacrebleu
 from sacrebleu.metrics import BLEU, CHRF
 
-from iot_fairseq.reports.scores import build_scorers
+from iot_fairseq.reports.scores import Scorer, build_scorers
 from iot_fairseq.reports.texts import detokenise
 
 TEXT = "the a dog Cat sleeps , . isn &apos;t big & small 3.5 - sehr müde ( old ) tree"
@@ -41,8 +41,8 @@ def expected_metrics(tokenised: bool) -> dict[str, tuple]:
     """sacreBLEU's metric and the view of the text it takes."""
     plain = (lambda texts: detokenise(texts, "en")) if tokenised else list
     metrics = {
-        "BLEU": (BLEU(lowercase=tokenised), plain),
-        "chrF": (CHRF(lowercase=tokenised), plain),
+        "BLEU": (BLEU(), plain),
+        "chrF": (CHRF(), plain),
     }
     if tokenised:
         metrics["tokenised BLEU"] = (BLEU(tokenize="none", force=True), list)
@@ -132,3 +132,34 @@ def test_another_number_of_translations_is_refused():
     scorer = build_scorers(["one", "two"], "en", tokenised=False)[0]
     with pytest.raises(ValueError, match=r"must be 2 translations .* but there are 1"):
         scorer.count(["one"])
+
+
+def test_lower_cased_moses_text_is_signed_so():
+    lowered, cased = (
+        build_scorers([text], "en", tokenised=True)
+        for text in ("the dog sleeps in it .", "The dog sleeps in it .")
+    )
+    for scorers, case, score in ((lowered, "lc", 100), (cased, "mixed", 0)):
+        for scorer in scorers[:2]:
+            counts = scorer.count(["THE DOG SLEEPS IN IT ."])
+            assert f"case:{case}" in scorer.signature
+            assert (scorer.corpus(counts) == pytest.approx(100)) == (score == 100)
+
+
+@pytest.mark.parametrize("tokenised", [False, True])
+def test_a_word_missing_in_the_dictionary_is_one_word_that_nothing_matches(tokenised):
+    scorers = build_scorers(["a <<unk>> of the b c d"], "en", tokenised)
+    for scorer in scorers:
+        scores = [
+            scorer.corpus(scorer.count([f"a {word} of the b c d"])) for word in ("<unk>", "\u00df")
+        ]
+        other = Scorer("", scorer.metric, ["a \u00e9 of the b c d"])
+        assert scores[1] == other.corpus(other.count(["a \u00df of the b c d"]))
+        assert scores[0] <= scores[1]
+
+
+@pytest.mark.parametrize(("code", "sign"), [("zh", "zh"), ("zh_CN", "zh"), ("zh-Hans", "zh")])
+def test_the_language_decides_how_words_are_cut(code, sign):
+    scorer = build_scorers(["\u5317\u4eac"], code, tokenised=False)[0]
+    scorer.count(["\u5317\u4eac"])
+    assert f"tok:{sign}" in scorer.signature

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from iot_fairseq.reports.texts import (
+    check_reference,
     detokenise,
     find_post_process,
     read_lines,
@@ -231,3 +232,36 @@ def test_a_dictionary_tells_how_its_words_were_cut():
     assert find_post_process(["the", "n@@"]) == "subword_nmt"
     assert find_post_process(["the", "@"]) is None
     assert find_post_process([]) is None
+
+
+def test_a_run_may_be_given_by_its_json(write):
+    path = write(json.dumps(run_contents()), "run/evaluation/test.json")
+    assert read_translations(path) == read_translations(path.parent.parent)
+
+
+def test_logs_of_shards_may_be_put_together(write):
+    shards = [lines_of(0) + lines_of(2) + FINISH.format(2), lines_of(1) + FINISH.format(1)]
+    found = read_translations(write("".join(shards)))
+    assert found.hypotheses == [text[2] for text in TEXTS[:3]]
+    assert found.seconds == 7.0
+
+
+def test_a_byte_order_mark_is_no_text(write):
+    assert read_lines(write("\ufeffone\ntwo\n")) == ["one", "two"]
+    assert read_translations(write("\ufeff" + lines_of(0))).sources == [TEXTS[0][0]]
+
+
+def test_a_line_that_speaks_of_subword_marks_is_kept(write):
+    lines = ["see @@ -1,3 in the diff", *["fine"] * 20]
+    assert read_translations(write("\n".join(lines))).hypotheses == lines
+
+
+def test_a_plain_reference_must_be_that_of_the_data():
+    known = ["The dog sleeps .", "A <<unk>> runs", "It\u00a0rains", "ends"]
+    path = Path("plain")
+    check_reference(path, ["The dog  sleeps.", "A zebra runs", "It rains", "ends"], known)
+    check_reference(path, ["The dog sleeps.", "A zebra runs", "It rains", "differs"], known)
+    with pytest.raises(ValueError, match="plain must be the reference of the data, but 2 of 3"):
+        check_reference(path, ["Another", "A zebra runs", "text", "ends"], known)
+    with pytest.raises(ValueError, match="plain must hold words, but has the subwords"):
+        check_reference(path, ["\u2581The", "A zebra runs", "It rains", "ends"], known)
