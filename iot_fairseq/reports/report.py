@@ -133,17 +133,13 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 def _check_arguments(args: argparse.Namespace) -> None:
     """Raises ValueError for what can be known to fail before the long part."""
-    least = {"beam": 1, "batch_size": 1, "max_tokens": 1, "examples": 0, "max_len_b": 1}
+    least = {"beam": 1, "batch_size": 1, "max_tokens": 1, "examples": 0}
+    least |= {"max_len_a": 0, "max_len_b": 1, "lenpen": -math.inf}
     for name, lowest in least.items():
         value = getattr(args, name)
-        if value is not None and value < lowest:
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} must be {lowest} or more, but is {value} instead")
-    for name in ("max_len_a", "lenpen"):
-        value = getattr(args, name)
-        if not math.isfinite(value) or (name == "max_len_a" and value < 0):
-            flag = name.replace("_", "-")
-            raise ValueError(f"--{flag} must be a number (0 or more), but is {value} instead")
+        if value is not None and not (math.isfinite(value) and value >= lowest):
+            flag, bound = name.replace("_", "-"), "" if lowest < 0 else f", {lowest} or more"
+            raise ValueError(f"--{flag} must be a number{bound}, but is {value} instead")
     if os.path.lexists(args.out):
         raise ValueError(f"--out must not exist yet, but {args.out} does")
     ancestor = next(folder for folder in args.out.absolute().parents if folder.exists())
