@@ -131,6 +131,7 @@ def load(path: str | os.PathLike) -> dict[str, Any]:
         raise ValueError(f"{path} must be a checkpoint, but there is no such file") from None
     except Exception as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        reason = reason.split(" In PyTorch 2.6")[0]  # torch goes on with how to load it unsafely
         raise ValueError(f"{path} must be a checkpoint, but cannot be loaded: {reason}") from error
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise ValueError(f"{path} must be a checkpoint of fairseq, but holds no model")

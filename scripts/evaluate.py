@@ -117,7 +117,8 @@ def shares(orders: list[str]) -> str:
 
 def report_validation(stats: dict[str, float]) -> list[str]:
     """The loss; with several orders what their choice cost, and each one's loss taken for all."""
-    lines = [f"loss {stats['nll_loss']:.4f} bits per token"]
+    # with the three digits that fairseq logs; its cross-entropy, not smoothed, calls it the loss
+    lines = [f"loss {stats['nll_loss' if 'nll_loss' in stats else 'loss']:.3f} bits per token"]
     orders = [key.removeprefix("share_") for key in stats if key.startswith("share_")]
     if len(orders) > 1:
         losses = ", ".join(f"{order} {stats[f'nll_{order}']:.4f}" for order in orders)

@@ -21,12 +21,12 @@ what is finished is kept, so a larger N adds the seeds that are missing.
 
   --seeds N       seeds of each system   (default $SEEDS)
   --data DIR      binarised data         (default that of train-$NAME.sh)
-  --out DIR       runs and comparison    (default runs/compare-$NAME)
+  --out OUT       runs and comparison    (default runs/compare-$NAME)
   --orders LIST   decoder orders of IOT  (default that of train-$NAME.sh)
   --dry-run       print the commands and stop
   -h, --help      this text
 
-DIR gets baseline-seed1, iot-seed1 and so on, in each IOT run the folder report-test (open its
+The folder OUT gets baseline-seed1, iot-seed1 and so on, in each IOT run the folder report-test (open its
 report.html), and last comparison.json, comparison.md and comparison.txt. The flags after -- go to
 the training of both systems.
 TEXT

@@ -224,8 +224,9 @@ def _examples(measured: Measured, bleu: np.ndarray, number: int) -> list[dict]:
     own = bleu[np.arange(size), measured.chosen]
     gain = own - (bleu.sum(axis=1) - own) / (num_orders - 1)
     by_gain = np.argsort(-gain, kind="stable")
-    won = [row for row in by_gain if gain[row] > 0]
-    lost = [row for row in by_gain[::-1] if gain[row] < 0]
+    # equal translations differ by rounding
+    won = [row for row in by_gain if gain[row] > 1e-6]
+    lost = [row for row in by_gain[::-1] if gain[row] < -1e-6]
     # half and half, and where there are too few of the one more of the other
     num_lost = min(len(lost), max(number // 2, number - len(won)))
     won, lost = won[: number - num_lost], lost[:num_lost]

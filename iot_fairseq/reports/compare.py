@@ -94,17 +94,22 @@ def system_table(report: dict[str, Any]) -> Table:
     rows = []
     for system in report["systems"]:
         row = [system["name"], str(len(system["runs"]))]
-        row += [_spread(system[metric]) for metric in metrics]
+        is_baseline = system is report["systems"][0]
+        for metric in metrics:
+            difference = system[metric]["mean"] - report["systems"][0][metric]["mean"]
+            row += [_spread(system[metric]), "" if is_baseline else f"{difference:+z.2f}"]
         for metric, test in columns:
-            pairs = [
-                f"{pair['p']:.4f}"
+            pairs = {
+                pair["run"]: f"{pair['p']:.4f}"
                 for pair in report["pairs"]
                 if (pair["system"], pair["metric"], pair["test"]) == (system["name"], metric, test)
-            ]
-            row.append(", ".join(pairs))
+            }
+            every = [pairs.get(number, "-") for number in range(1, len(system["runs"]) + 1)]
+            row.append("" if is_baseline else ", ".join(every))
         rows.append([*row, _seconds(system)])
+    scores = [name for metric in metrics for name in (metric, f"\u0394 {metric}")]
     headers = [f"p {metric}" + f" ({test})" * (len(tests) > 1) for metric, test in columns]
-    return ["system", "runs", *metrics, *headers, "decoding s"], rows
+    return _without_empty((["system", "runs", *scores, *headers, "decoding s"], rows))
 
 
 def run_table(report: dict[str, Any]) -> Table:
@@ -119,7 +124,15 @@ def run_table(report: dict[str, Any]) -> Table:
             speed = run["sentences_per_second"]
             row += [_seconds(run), "" if speed is None else f"{speed:.1f}", run["path"]]
             rows.append(row)
-    return ["run", *(f"{m} (95%)" for m in metrics), "decoding s", "sentences/s", "file"], rows
+    headers = ["run", *(f"{m} (95%)" for m in metrics), "decoding s", "sentences/s", "file"]
+    return _without_empty((headers, rows))
+
+
+def _without_empty(table: Table) -> Table:
+    """The table without the columns in which nothing stands."""
+    headers, rows = table
+    kept = [n for n in range(len(headers)) if any(row[n] for row in rows)]
+    return [headers[n] for n in kept], [[row[n] for n in kept] for row in rows]
 
 
 def _spread(found: dict[str, float | None]) -> str:

@@ -232,7 +232,8 @@ def _notes(report: dict[str, Any]) -> list[str]:
     """What a reader of the figures must know."""
     baseline, *others = report["systems"]
     notes = [
-        "±: standard deviation over the runs of a system; in brackets its least and greatest run.",
+        "±: standard deviation over the runs of a system; in brackets its least and greatest run. "
+        "Δ: difference of the means from the baseline.",
     ]
     alone = [system["name"] for system in report["systems"] if len(system["runs"]) == 1]
     if alone:

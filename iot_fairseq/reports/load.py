@@ -1,5 +1,6 @@
 """Data and models for a report: loaded, or refused by name."""
 
+import os
 from pathlib import Path
 
 from fairseq import checkpoint_utils, options
@@ -32,6 +33,11 @@ def load_task(config: DictConfig) -> IotTranslationTask:
     Raises:
         ValueError: there are none, or the languages must be told.
     """
+    if not any(Path(config.task.data.split(os.pathsep)[0]).glob("dict.*.txt")):
+        raise ValueError(
+            f"DATA must be a folder written by fairseq-preprocess, but {config.task.data} holds no "
+            "dict.*.txt"
+        )
     try:
         return IotTranslationTask.setup_task(config.task)
     except Exception as error:  # fairseq raises a plain Exception where it cannot tell

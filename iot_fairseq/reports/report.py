@@ -18,7 +18,7 @@ from .analysis import analyse
 from .load import configure, load_model, load_set, load_task
 from .page import render
 from .scores import build_scorers
-from .texts import check_reference, find_post_process, read_lines
+from .texts import check_no_subwords, check_reference, find_post_process, read_lines
 from .translate import Measured, measure, measure_attention, read_references
 
 
@@ -92,7 +92,11 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
         "sentences, and the translations.",
     )
     parser.add_argument("data", metavar="DATA", help="folder written by fairseq-preprocess")
-    parser.add_argument("--path", required=True, help="checkpoint of an IOT model")
+    parser.add_argument(
+        "--path",
+        required=True,
+        help="checkpoint of an IOT model, or a folder of checkpoints: its best",
+    )
     parser.add_argument("--gen-subset", default="test", help="set of the data (default: test)")
     parser.add_argument("--out", type=Path, help="folder to write (default: report-SUBSET by PATH)")
     parser.add_argument("-s", "--source-lang", help="where the data do not tell")
@@ -126,6 +130,8 @@ def parse_arguments(arguments: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     if args.batch_size is None and args.max_tokens is None:
         args.batch_size = 128
+    if os.path.isdir(args.path):
+        args.path = os.path.join(args.path, "checkpoint_best.pt")
     if args.out is None:
         args.out = Path(args.path).parent / f"report-{args.gen_subset}"
     return args
@@ -141,7 +147,9 @@ def _check_arguments(args: argparse.Namespace) -> None:
             flag, bound = name.replace("_", "-"), "" if lowest < 0 else f", {lowest} or more"
             raise ValueError(f"--{flag} must be a number{bound}, but is {value} instead")
     if os.path.lexists(args.out):
-        raise ValueError(f"--out must not exist yet, but {args.out} does")
+        raise ValueError(
+            f"--out must not exist yet, but {args.out} does: remove it, or give another folder"
+        )
     ancestor = next(folder for folder in args.out.absolute().parents if folder.exists())
     if not (ancestor.is_dir() and os.access(ancestor, os.W_OK)):
         raise ValueError(
@@ -164,9 +172,11 @@ def _prepare_references(args: argparse.Namespace, task, dataset) -> list[str]:
     if args.post_process == "none":
         args.post_process = None
     beside = Path(args.data).absolute().parent / f"{args.gen_subset}.{target}"
-    if args.reference is None and args.post_process == "sentencepiece" and beside.is_file():
+    sure = args.post_process == "sentencepiece" and not args.tokenised
+    if args.reference is None and sure and beside.is_file():
         args.reference = Path(os.path.relpath(beside))
     references = read_references(task, dataset, args.post_process)
+    check_no_subwords(Path(args.data), references)
     if args.reference is not None:
         if args.tokenised:
             raise ValueError("--reference must not be given with Moses-tokenised data")

@@ -115,9 +115,10 @@ def _read_run(folder: Path, subset: str) -> Translations:
     """What scripts/evaluate.sh wrote down of a run."""
     path = folder / "evaluation" / f"{subset}.json"
     if not path.is_file():
+        hint = ": give one of its translations/*.txt" if (folder / "translations").is_dir() else ""
         raise ValueError(
             f"{folder} must be the folder of a run that scripts/evaluate.sh has translated, but "
-            f"there is no {path}"
+            f"there is no {path}{hint}"
         )
     return _read_evaluation(path)
 
@@ -149,6 +150,8 @@ def _string(value: object) -> str:
 def _read(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")  # a byte-order mark is no part of the text
+    except FileNotFoundError:
+        raise ValueError(f"{path} must be a file, but there is no such file") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be text in UTF-8, but is not: {error}") from None
 
@@ -209,16 +212,17 @@ def check_reference(path: Path, lines: Sequence[str], known: Sequence[str]) -> N
         ValueError: it is cut into subwords, or most of its lines are others.
     """
     check_no_subwords(path, lines)
-    pairs = [
-        ["".join(unicodedata.normalize("NFKC", text).split()) for text in pair]
-        for pair in zip(lines, known, strict=True)
-        if UNKNOWN not in pair[1]
-    ]
-    others = sum(line != wanted for line, wanted in pairs)
-    if 2 * others > len(pairs):
+
+    def plain(text: str) -> str:
+        return "".join(unicodedata.normalize("NFKC", text).split())
+
+    pairs = [pair for pair in zip(lines, known, strict=True) if UNKNOWN not in pair[1]]
+    others = [pair for pair in pairs if plain(pair[0]) != plain(pair[1])]
+    if 2 * len(others) > len(pairs):
+        line, wanted = others[0]
         raise ValueError(
-            f"{path} must be the reference of the data, but {others} of {len(pairs)} lines are "
-            f"others, such as {next(line for line, wanted in pairs if line != wanted)[:60]!r}"
+            f"{path} must be the reference of the data, but {len(others)} of {len(pairs)} lines "
+            f"are others, such as {line[:60]!r} for {wanted[:60]!r}"
         )
 
 

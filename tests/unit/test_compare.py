@@ -29,21 +29,24 @@ def report():
 def test_text_and_markdown_show_the_figures(report):
     headers, rows = system_table(report)
     assert headers == [
-        "system", "runs", "BLEU", "chrF", "p BLEU (bs)", "p BLEU (ar)", "p chrF (bs)",
-        "p chrF (ar)", "decoding s",
+        "system", "runs", "BLEU", "Δ BLEU", "chrF", "Δ chrF", "p BLEU (bs)", "p BLEU (ar)",
+        "p chrF (bs)", "p chrF (ar)", "decoding s",
     ]  # fmt: skip
     shown = text(report)
     assert shown.startswith("3 systems on 50 sentences; stock is the baseline\n\n")
     for row, system in zip(rows, report["systems"], strict=True):
         figures = system["chrF"]
         assert row[:2] == [system["name"], str(len(system["runs"]))]
-        assert row[3] == (
+        assert row[4] == (
             f"{figures['mean']:.2f} ± {figures['sd']:.2f} "
             f"({figures['min']:.2f} to {figures['max']:.2f})"
         )
         wanted = (system["name"], "chrF", "ar")
         pairs = [x for x in report["pairs"] if (x["system"], x["metric"], x["test"]) == wanted]
-        assert row[7] == ", ".join(f"{pair['p']:.4f}" for pair in pairs)
+        untested = ["-"] * (len(system["runs"]) - len(pairs)) if pairs else []
+        assert row[9] == ", ".join([*(f"{pair['p']:.4f}" for pair in pairs), *untested])
+        difference = figures["mean"] - report["systems"][0]["chrF"]["mean"]
+        assert row[5] == ("" if system is report["systems"][0] else f"{difference:+.2f}")
         assert all(cell in shown and cell in markdown(report) for cell in row)
     for system in report["systems"]:
         for run in system["runs"]:
@@ -63,7 +66,7 @@ def test_a_bar_in_a_name_does_not_break_the_markdown():
     report = report_of({"a|b": [make_run(0)], "c": [make_run(1)]})
     lines = [line for line in markdown(report).split("\n") if line.startswith("|")]
     assert len(lines) == 8
-    for table, bars in ((lines[:4], 8), (lines[4:], 7)):
+    for table, bars in ((lines[:4], 9), (lines[4:], 5)):
         assert "a\\|b" in table[2]
         assert {line.replace("\\|", "").count("|") for line in table} == {bars}
 
@@ -153,7 +156,8 @@ def test_plain_files_need_a_reference_and_nothing_else(files, capsys):
         ]
     )
     rows = capsys.readouterr().out.split("\n")
-    assert next(row for row in rows if row.startswith("b ")).split()[2:4] == ["100.00", "100.00"]
+    assert next(row for row in rows if row.startswith("b ")).split()[2:5:2] == ["100.00", "100.00"]
+    assert "decoding" not in "".join(rows[:5])
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ def test_plain_files_need_a_reference_and_nothing_else(files, capsys):
             ["a={log}", "b={file}", "--reference", "{short}"],
             "{short} must have 50 lines as the data has, but has 49",
         ),
-        (["a={log}", "b={file}", "--reference", "{out}/x"], "[Errno 2] No such file or directory"),
+        (["a={log}", "b={file}", "--reference", "{out}/x"], "{out}/x must be a file, but there is no such file"),
         (
             ["a={log}", "b={file}", "--samples", "0"],
             "--samples must lie between 1 and 1,000,000, but is 0",

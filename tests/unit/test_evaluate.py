@@ -124,7 +124,7 @@ def test_the_regret_is_read_from_the_validation(tmp_path):
         '"test_share_csf": "0", "test_nll_scf": "2.5", "test_nll_csf": "2.75"}\n'
     )
     assert evaluate.report_validation(evaluate.parse_validation(log, "test")) == [
-        "loss 2.5000 bits per token, regret 0.1250 (chosen order - best order)",
+        "loss 2.500 bits per token, regret 0.1250 (chosen order - best order)",
         "loss under one order for all: scf 2.5000, csf 2.7500",
     ]
     with pytest.raises(ValueError, match="must have fairseq-validate's figures on valid"):
@@ -132,7 +132,9 @@ def test_the_regret_is_read_from_the_validation(tmp_path):
 
 
 def test_a_stock_model_has_a_loss_alone():
-    assert evaluate.report_validation({"nll_loss": 2.0}) == ["loss 2.0000 bits per token"]
+    assert evaluate.report_validation({"nll_loss": 2.0}) == ["loss 2.000 bits per token"]
+    # fairseq's cross-entropy
+    assert evaluate.report_validation({"loss": 2.0}) == ["loss 2.000 bits per token"]
 
 
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 10])
