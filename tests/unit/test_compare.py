@@ -193,7 +193,10 @@ def test_plain_files_need_a_reference_and_nothing_else(files, capsys):
             ["a={log}", "b={file}", "--reference", "{short}"],
             "{short} must have 50 lines as the data has, but has 49",
         ),
-        (["a={log}", "b={file}", "--reference", "{out}/x"], "{out}/x must be a file, but there is no such file"),
+        (
+            ["a={log}", "b={file}", "--reference", "{out}/x"],
+            "{out}/x must be a file, but there is no such file",
+        ),
         (
             ["a={log}", "b={file}", "--samples", "0"],
             "--samples must lie between 1 and 1,000,000, but is 0",
