@@ -314,6 +314,8 @@ def test_a_killed_report_leaves_nothing(corpus, pre, tmp_path, how):
         text=True,
         cwd=Path(PACKAGE).parent,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # a shell's background job, as this test may be, ignores Ctrl-C and hands that down
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     assert child.stdout.readline().startswith("Translating 205 sentences")
     time.sleep(0.5)
