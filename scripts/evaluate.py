@@ -22,7 +22,12 @@ sys.path.insert(0, str(ROOT))  # this checkout's package, installed or not
 from fairseq import checkpoint_utils  # noqa: E402
 
 from iot_fairseq.reports.scores import Scorer, build_scorers  # noqa: E402
-from iot_fairseq.reports.texts import Translations, read_lines, read_log  # noqa: E402
+from iot_fairseq.reports.texts import (  # noqa: E402
+    Translations,
+    check_reference,
+    read_lines,
+    read_log,
+)
 from iot_fairseq.task import predict_orders  # noqa: E402
 
 
@@ -30,13 +35,15 @@ def read_translations(args: argparse.Namespace, count: int) -> Translations:
     """The translations of the whole set, its `count` sentences, with all that is known of them.
 
     Raises:
-        ValueError: the log or the reference does not hold each sentence once.
+        ValueError: the log or the reference does not hold each sentence once, or the reference is
+            another set's.
     """
     translations = read_log(args.log, count)
     if not (translations.sources and translations.references):
         raise ValueError(f"{args.log} must have the lines S- and T- of the data, but has none")
     if args.reference:
         references = read_lines(args.reference, count)
+        check_reference(args.reference, references, translations.references)
         translations = dataclasses.replace(translations, references=references)
     return dataclasses.replace(translations, language=args.language, tokenised=args.tokenised)
 

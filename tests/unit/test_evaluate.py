@@ -79,6 +79,13 @@ def test_a_reference_of_another_length_is_refused(tmp_path):
         evaluate.read_translations(arguments(tmp_path, reference=tmp_path / "raw"), 3)
 
 
+def test_a_reference_of_another_set_is_refused(tmp_path):
+    write_log(tmp_path / "log")
+    (tmp_path / "raw").write_text("One.\nTwo.\nThree.\n")
+    with pytest.raises(ValueError, match="raw must be the reference of the data, but 3 of 3 lines"):
+        evaluate.read_translations(arguments(tmp_path, reference=tmp_path / "raw"), 3)
+
+
 @pytest.mark.parametrize("field", "ST")
 def test_a_log_without_sources_or_references_is_refused(tmp_path, field):
     write_log(tmp_path / "log", skip=f"{field}-")
