@@ -45,6 +45,13 @@ class IotCriterionConfig(LabelSmoothedCrossEntropyCriterionConfig):
             "softmax(-NLL per token / temperature)"
         },
     )
+    iot_consistency: float = field(
+        default=0.0,
+        metadata={
+            "help": "weight of the divergence between what the orders of a step predict for each "
+            "token; as alpha of R-Drop"
+        },
+    )
     iot_smoothing: ChoiceEnum(["weighted", "released"]) = field(
         default="weighted",
         metadata={
@@ -79,6 +86,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         iot_exploitation: float,
         iot_classification: float,
         iot_classification_temperature: float,
+        iot_consistency: float,
         iot_smoothing: str,
         ignore_prefix_size: int = 0,
         report_accuracy: bool = False,
@@ -89,10 +97,12 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         )
         values = {f"--iot-{term}": value for term, value in self.coefficients.items()}
         values["--iot-classification-temperature"] = iot_classification_temperature
+        values["--iot-consistency"] = iot_consistency
         for flag, value in values.items():
             if not 0 <= value < math.inf:
                 raise ValueError(f"{flag} must be 0 or more, but is {value} instead")
         self.temperature = iot_classification_temperature
+        self.consistency = iot_consistency
         self.smoothing = str(iot_smoothing)
         self.watch = CollapseWatch()
 
@@ -107,14 +117,15 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
                 "--arch must be one of ours (iot_transformer...) with this criterion, "
                 "but the model has no orders"
             )
+        if len(orders) == 1 and self.consistency > 0:
+            raise ValueError(
+                "--iot-consistency must be 0 with the single order of --iot-decoder-orders "
+                f"{orders[0]}: it compares what several orders predict"
+            )
         if len(orders) == 1 and self.smoothing == "weighted":
             return super().forward(model, sample, reduce)
         features, choice = model(**sample["net_input"], features_only=True, every_order=True)
-        if len(choice["ran"]) < min(2, len(orders)) and self.coefficients["classification"] > 0:
-            raise ValueError(
-                "--iot-orders-per-step must be 2 or more with --iot-classification above 0, but is "
-                "1 instead: an order alone is no choice to learn from"
-            )
+        self._check_orders_run(len(choice["ran"]), len(orders))
         target = sample["target"][:, self.ignore_prefix_size :]
         features = features[:, :, self.ignore_prefix_size :]
         projection, ran = choice["projection"], choice["ran"]
@@ -124,17 +135,18 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         }[self.smoothing](choice["weights"], self.eps, len(projection))
         # so that the expectation over the orders drawn for a step is the sum over all of them
         scale = len(orders) / len(ran)
-        likelihood, nll, _ = objective.weighed_losses(
+        loss, nll, _, apart = objective.weighed_losses(
             features,
             projection,
             target,
             self.padding_idx,
             *(scale * coefficient[:, ran] for coefficient in coefficients),
+            self.consistency,
         )
+        likelihood = loss.detach() - self.consistency * apart.sum()
         lengths = target.ne(self.padding_idx).sum(dim=-1)
         terms = self._terms(choice, nll, lengths)
         ntokens = sample["ntokens"]
-        loss = likelihood
         for name, coefficient in self.coefficients.items():
             if coefficient > 0:
                 loss = loss + coefficient * ntokens * terms[name]
@@ -142,18 +154,36 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         log = {
             "loss": loss.detach(),
             "nll_loss": scale * (choice["weights"][:, ran] * nll).sum().detach(),
-            "likelihood": likelihood.detach(),
+            "likelihood": likelihood,
             "ntokens": ntokens,
             "nsentences": len(target),
             "sample_size": sample_size,
             "tau": choice["tau"] * ntokens,
         }
         log.update({name: term.detach() * ntokens for name, term in terms.items()})
+        if self.consistency > 0:
+            log["consistency"] = apart.sum()
         log.update(_order_log(orders, choice, nll, lengths.sum()))
         if self.report_accuracy:
             log.update(self._accuracy(features, projection, target, choice))
         self.watch(choice["chosen"], orders, model.training)
         return loss, sample_size, log
+
+    def _check_orders_run(self, ran: int, num_orders: int) -> None:
+        """
+        Raises:
+            ValueError: a step runs one order alone, and a term compares orders.
+        """
+        weights = {
+            "classification": self.coefficients["classification"],
+            "consistency": self.consistency,
+        }
+        for name, weight in weights.items():
+            if ran < min(2, num_orders) and weight > 0:
+                raise ValueError(
+                    f"--iot-orders-per-step must be 2 or more with --iot-{name} above 0, but is "
+                    "1 instead: an order alone has nothing to be compared with"
+                )
 
     def _terms(self, choice: dict, nll: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         """The extra terms, each a mean, without their weights."""
@@ -189,8 +219,9 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         if not logging_outputs or "likelihood" not in logging_outputs[0]:
             return
         sums = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
-        for key in ("likelihood", "regret", *TERMS, "tau", "entropy"):
-            _log_mean(key, sums)
+        for key in ("likelihood", "regret", *TERMS, "consistency", "tau", "entropy"):
+            if key in sums:
+                _log_mean(key, sums)
         for key in sums:
             if key.startswith(("nll_", "share_", "prob_")) and key != "nll_loss":
                 _log_mean(key, sums)
@@ -204,7 +235,7 @@ def _log_mean(key: str, sums: dict) -> None:
         "likelihood": sums["sample_size"],
         "regret": sums.get("tokens_compared"),
         "nll": sums.get(key.replace("nll_", "tokens_")),
-        **dict.fromkeys((*TERMS, "tau"), sums["ntokens"]),
+        **dict.fromkeys((*TERMS, "consistency", "tau"), sums["ntokens"]),
         **dict.fromkeys(("entropy", "share", "prob"), sums["nsentences"]),
     }[kind]
     unit = math.log(2) if kind in ("likelihood", "regret", "nll") else 1.0

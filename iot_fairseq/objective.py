@@ -19,40 +19,62 @@ class _WeighedLosses(torch.autograd.Function):
 
     One pass over the logits, chunk by chunk, none of which is kept: while a chunk is in the cache
     its losses, the gradient of its features and its part of the projection's gradient are taken.
+    The orders of a token stand side by side: features `(n, N, C)`, target `(n, 1)`, what its nats
+    weigh `(n, N)`.
     """
 
     @staticmethod
     def forward(
-        ctx, features: Tensor, projection: Tensor, target: Tensor, on_target: Tensor, on_all: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        ctx,
+        features: Tensor,
+        projection: Tensor,
+        target: Tensor,
+        on_target: Tensor,
+        on_all: Tensor,
+        consistency: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         nll, total = (torch.empty_like(on_target) for _ in range(2))
+        apart = on_target.new_zeros(len(target), 1)
         grad_features, grad_projection = None, None
         if any(ctx.needs_input_grad):
             grad_features = torch.empty_like(features)
             grad_projection = torch.zeros_like(projection, dtype=torch.float32)
-        for start in range(0, len(target), CHUNK):
-            part = slice(start, start + CHUNK)
-            logits = F.linear(features[part], projection).float()
-            of_target, of_all = logits.gather(-1, target[part, None]), logits.sum(-1, keepdim=True)
+        num_orders = features.size(1)
+        step = max(1, CHUNK // num_orders)
+        for start in range(0, len(target), step):
+            part = slice(start, start + step)
+            states = features[part].flatten(0, 1)
+            goal = target[part].expand(-1, num_orders).reshape(-1, 1)
+            logits = F.linear(states, projection).float()
+            of_target, of_all = logits.gather(-1, goal), logits.sum(-1, keepdim=True)
             highest = logits.amax(-1, keepdim=True)
-            probs = logits.sub_(highest).exp_()
+            shifted = logits - highest if consistency else logits.sub_(highest)
+            probs = shifted.exp_()
             mass = probs.sum(-1, keepdim=True)
             log_z = mass.log() + highest
-            nll[part] = (log_z - of_target).squeeze(-1)
-            total[part] = (probs.size(-1) * log_z - of_all).squeeze(-1)
+            nll[part] = (log_z - of_target).view(-1, num_orders)
+            total[part] = (probs.size(-1) * log_z - of_all).view(-1, num_orders)
+            if consistency:
+                log_probs, probs = logits.sub_(log_z), probs.div_(mass)
+                mass = 1.0
+                apart[part], pull = _apart(log_probs, probs, num_orders)
             if grad_features is None:
                 continue
-            hit, every = on_target[part, None], on_all[part, None]
+            hit, every = (weight[part].reshape(-1, 1) for weight in (on_target, on_all))
             grad = probs.mul_((hit + probs.size(-1) * every) / mass).sub_(every)
-            grad = grad.scatter_add_(-1, target[part, None], -hit).to(features)
-            torch.mm(grad, projection, out=grad_features[part])
+            grad.scatter_add_(-1, goal, -hit)
+            if consistency:
+                grad.add_(pull, alpha=consistency)
+            grad = grad.to(features)
+            torch.mm(grad, projection, out=grad_features[part].flatten(0, 1))
             if grad_projection.dtype == grad.dtype:
-                grad_projection.addmm_(grad.t(), features[part])
+                grad_projection.addmm_(grad.t(), states)
             else:
-                grad_projection.add_(grad.t() @ features[part])
+                grad_projection.add_(grad.t() @ states)
         ctx.save_for_backward(grad_features, grad_projection, nll, total)
-        ctx.mark_non_differentiable(nll, total)
-        return (on_target * nll + on_all * total).sum(), nll, total
+        ctx.mark_non_differentiable(nll, total, apart)
+        value = (on_target * nll + on_all * total).sum() + consistency * apart.sum()
+        return value, nll, total, apart
 
     @staticmethod
     def backward(ctx, grad: Tensor, *_) -> tuple[Tensor | None, ...]:
@@ -65,7 +87,30 @@ class _WeighedLosses(torch.autograd.Function):
             None,
             nll * grad,
             total * grad,
+            None,
         )
+
+
+def _apart(log_probs: Tensor, probs: Tensor, num_orders: int) -> tuple[Tensor, Tensor]:
+    """How far the orders' distributions stand from their mean m, mean of KL(p || m) + KL(m || p),
+    and its gradient for the logits.
+
+    Over all orders the terms with log m cancel, so that the mean of sum (p - m) log p is left.
+
+    Args:
+        log_probs, probs: the orders of a token side by side, `(n N, V)`; the first is overwritten.
+        num_orders: `N`.
+
+    Returns:
+        `(n, 1)`, and `(n N, V)`.
+    """
+    log_probs, probs = (x.unflatten(0, (-1, num_orders)) for x in (log_probs, probs))
+    pull = probs - probs.mean(dim=1, keepdim=True)
+    apart = torch.linalg.vecdot(pull, log_probs).mean(dim=1, keepdim=True)
+    # for the log-probabilities p - m + p (log p - mean log p), and from there for the logits
+    pull.addcmul_(probs, log_probs.sub_(log_probs.mean(dim=1, keepdim=True)))
+    pull.addcmul_(probs, pull.sum(-1, keepdim=True), value=-1)
+    return apart, pull.flatten(0, 1).div_(num_orders)
 
 
 def weighed_losses(
@@ -75,9 +120,14 @@ def weighed_losses(
     pad: int,
     on_target: Tensor,
     on_all: Tensor,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The likelihood term, and what it is made of: for every sentence under every order the sum of
-    -log p(target) over its real tokens, and that of -log p(v) over all `v` of the vocabulary too.
+    consistency: float = 0.0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The likelihood term with the consistency of the orders, and what they are made of: for every
+    sentence under every order the sums over its real tokens of -log p(target) and of -log p(v) over
+    all `v` of the vocabulary, and the sum of how far the orders' distributions stand apart.
+
+    The last is the mean over the orders of KL(p || m) + KL(m || p), m being their mean: of two
+    orders it is what R-Drop (Liang et al., NeurIPS 2021) multiplies by its alpha.
 
     Args:
         features: the decoder's states under `N` orders, `(N, B, T, C)`.
@@ -86,15 +136,14 @@ def weighed_losses(
         pad: the target that marks padding; padding costs nothing.
         on_target: what a nat of -log p(target) weighs, `(B, N)`, float32.
         on_all: what a nat of -log p(v) weighs, `(B, N)`, float32.
+        consistency: what a nat of the divergence weighs; with 0 it is not computed.
 
     Returns:
-        The weighed sum, scalar; the sums of -log p(target) and of -log p(v), `(B, N)`, through
-        which no gradient flows. All in float32.
+        The weighed sum, scalar; the sums of the first two, `(B, N)`, and of the last, `(B,)`.
+        No gradient flows through the sums. All in float32.
     """
-    num_orders = len(features)
     real = target.flatten().ne(pad).nonzero().squeeze(-1)
-    places = torch.arange(num_orders, device=real.device).unsqueeze(1) * target.numel() + real
-    packed = features.flatten(0, 2).index_select(0, places.flatten())
+    packed = features.flatten(1, 2).transpose(0, 1).index_select(0, real)
     device = features.device.type
     if torch.is_autocast_enabled(device):  # as for any linear layer
         half = torch.get_autocast_dtype(device)
@@ -103,19 +152,20 @@ def weighed_losses(
     value, *losses = _WeighedLosses.apply(
         packed,
         projection,
-        target.flatten()[real].repeat(num_orders),
-        *(weight.t()[:, sentence].flatten() for weight in (on_target, on_all)),
+        target.flatten()[real].unsqueeze(1),
+        on_target[sentence],
+        on_all[sentence],
+        consistency,
     )
     # put back in place and summed by row: an index_add would be random in its last bits on a GPU
-    nll, total = (
-        x.new_zeros(num_orders * target.numel())
-        .index_copy(0, places.flatten(), x)
-        .view(num_orders, *target.shape)
-        .sum(dim=-1)
-        .t()
+    nll, total, apart = (
+        x.new_zeros(target.numel(), x.size(1))
+        .index_copy(0, real, x)
+        .view(*target.shape, x.size(1))
+        .sum(dim=1)
         for x in losses
     )
-    return value, nll, total
+    return value, nll, total, apart.squeeze(1)
 
 
 def weighted_coefficients(

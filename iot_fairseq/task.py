@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from fairseq import utils
+from fairseq.criterions import FairseqCriterion
 from fairseq.data import BaseWrapperDataset, FairseqDataset
 from fairseq.models import BaseFairseqModel
 from fairseq.search import DiverseBeamSearch
@@ -44,6 +45,18 @@ class IotTranslationTask(TranslationTask):
         if not from_checkpoint:
             _check_training(cfg)
         return super().build_model(cfg, from_checkpoint)
+
+    def valid_step(self, sample: dict, model: BaseFairseqModel, criterion: FairseqCriterion):
+        """As fairseq, whose R-Drop criterion takes every sentence twice here too and logs the sum:
+        twice the loss of any other criterion. Here each sentence is taken once."""
+        alpha = getattr(criterion, "rdrop_alpha", 0)
+        if not alpha:
+            return super().valid_step(sample, model, criterion)
+        try:
+            criterion.rdrop_alpha = 0
+            return super().valid_step(sample, model, criterion)
+        finally:
+            criterion.rdrop_alpha = alpha
 
     def inference_step(self, generator, models, sample: dict, *args, **kwargs):
         """As fairseq, whose diverse beam search takes the sentences' ids in the data set for their

@@ -3,8 +3,9 @@
 
   decode   translating a whole set, then one by one: iot_translation, the plain task, and the
            released code's way, which runs the whole model K times
-  train    training steps: K = 1 to 6 orders, one order per step, the released code's way
-  memory   peak memory of a training step: K = 1 to 6 orders, one order per step
+  train    training steps: K = 1 to 6 orders, one order per step, with the orders' consistency, the
+           stock Transformer with R-Drop, the released code's way
+  memory   peak memory of a training step: the same, but for the released code's way
   all      the three
 
 Systems are measured in turn, in one process (memory on a CPU: one process each): one run of each to

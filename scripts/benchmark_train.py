@@ -75,13 +75,26 @@ def training_ways(settings: Settings) -> list[tuple[str, str, dict]]:
     if ("scf",) not in sets:
         sets.insert(0, ("scf",))
     number = len(settings.orders)
-    ways = [("stock", "stock Transformer", {"orders": ()})]
+    r_drop = {"criterion": "label_smoothed_cross_entropy_with_rdrop", "rdrop_alpha": 1}
+    ways = [
+        ("stock", "stock Transformer", {"orders": ()}),
+        ("r_drop", "stock Transformer, R-Drop", {"orders": (), **r_drop}),
+    ]
     ways += [("iot", f"IOT K={len(orders)}", {"orders": orders}) for orders in sets]
-    if number > 1:
-        name = f"IOT K={number}, 1 order per step"
-        ways.append(
-            ("one_order_per_step", name, {"orders": settings.orders, "iot_orders_per_step": 1})
-        )
+    consistent = {"iot_consistency": 1}
+    of_several = (
+        ("one_order_per_step", "1 order per step", {"iot_orders_per_step": 1}, 2),
+        ("consistency", "consistency", consistent, 2),
+        (
+            "consistency_of_two",
+            "consistency, 2 orders per step",
+            {"iot_orders_per_step": 2, **consistent},
+            3,
+        ),
+    )
+    for key, name, flags, least in of_several:
+        if number >= least:
+            ways.append((key, f"IOT K={number}, {name}", {"orders": settings.orders, **flags}))
     return ways
 
 

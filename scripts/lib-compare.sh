@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Comparing the stock Transformer (baseline) with IOT by one recipe, each trained with several seeds.
+# Comparing systems of lib-train.sh by one recipe, each trained with several seeds.
 # Sourced by the compare scripts, which set
 #
 #     NAME      name of the experiment; its recipe is scripts/train-NAME.sh
@@ -8,38 +8,39 @@
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-SEEDS=3 DATA="" OUT="" ORDERS="" DRY_RUN="" FLAGS=()
+SEEDS=3 SYSTEMS=baseline,iot DATA="" OUT="" ORDERS="" DRY_RUN="" FLAGS=()
 
 usage() {
     cat <<TEXT
 usage: scripts/compare-$NAME.sh [options] [-- FAIRSEQ-TRAIN-FLAG...]
 
-Trains the stock Transformer (baseline) and IOT by scripts/train-$NAME.sh with seeds 1 to N and
-translates the test set with each, makes iot-report's page of every IOT run, and compares the two
-systems over all seeds by iot-compare. Killed at any time and run again, it goes on where it was;
-what is finished is kept, so a larger N adds the seeds that are missing.
+Trains each system by scripts/train-$NAME.sh with seeds 1 to N and translates the test set with
+it, makes iot-report's page of every IOT run, and compares the others with the first system over all
+seeds by iot-compare. Killed at any time and run again, it goes on where it was; what is finished
+is kept, so a larger N adds the seeds that are missing.
 
-  --seeds N       seeds of each system   (default $SEEDS)
-  --data DIR      binarised data         (default that of train-$NAME.sh)
-  --out OUT       runs and comparison    (default runs/compare-$NAME)
-  --orders LIST   decoder orders of IOT  (default that of train-$NAME.sh)
+  --seeds N       seeds of each system        (default $SEEDS)
+  --systems LIST  of train-$NAME.sh, commas between them  (default $SYSTEMS)
+  --data DIR      binarised data              (default that of train-$NAME.sh)
+  --out OUT       runs and comparison         (default runs/compare-$NAME)
+  --orders LIST   decoder orders of IOT       (default that of train-$NAME.sh)
   --dry-run       print the commands and stop
   -h, --help      this text
 
 The folder OUT gets baseline-seed1, iot-seed1 and so on, in each IOT run the folder report-test (open its
 report.html), and last comparison.json, comparison.md and comparison.txt. The flags after -- go to
-the training of both systems.
+the training of all systems.
 TEXT
 }
 
-# Reads the command line into SEEDS, DATA, OUT, ORDERS, DRY_RUN and FLAGS.
+# Reads the command line into SEEDS, SYSTEMS (an array), DATA, OUT, ORDERS, DRY_RUN and FLAGS.
 read_options() {
     local flag
     while (($#)); do
         case "$1" in
             -h | --help) usage && exit 0 ;;
             --dry-run) DRY_RUN=1 ;;
-            --seeds | --data | --out | --orders)
+            --seeds | --systems | --data | --out | --orders)
                 (($# > 1)) || die "$1 needs a value"
                 flag="${1#--}"
                 printf -v "${flag^^}" '%s' "$2"
@@ -62,7 +63,20 @@ read_options() {
                 die "${flag%%=*} cannot be given here: it is what tells the runs apart" ;;
         esac
     done
+    IFS=, read -ra SYSTEMS <<<"$SYSTEMS"
+    [[ "$(printf '%s\n' "${SYSTEMS[@]}" | sort -u | wc -l)" == "${#SYSTEMS[@]}" ]] ||
+        die "--systems must name each system once, but has '${SYSTEMS[*]}'"
+    ((${#SYSTEMS[@]} > 1)) || die "--systems must name two systems or more, but has '${SYSTEMS[*]}'"
     OUT="${OUT:-$ROOT/runs/compare-$NAME}"
+}
+
+# Hours before the last of them is trained.
+check_systems() {
+    local system
+    for system in "${SYSTEMS[@]}"; do
+        bash "$TRAIN" "$system" --dry-run >/dev/null 2>&1 ||
+            die "--systems must name systems of $(basename "$TRAIN") (see its --help), but has '$system'"
+    done
 }
 
 # DATA, where none was given: in the training command of the recipe it comes first.
@@ -121,10 +135,13 @@ report() {
 
 # The three files belong together: comparison.txt comes last.
 compare() {
-    local seed words file="$OUT/comparison"
+    local system seed words file="$OUT/comparison"
     words=(iot_fairseq.reports.compare)
-    for ((seed = 1; seed <= SEEDS; seed++)); do words+=("stock=$OUT/baseline-seed$seed"); done
-    for ((seed = 1; seed <= SEEDS; seed++)); do words+=("iot=$OUT/iot-seed$seed"); done
+    for system in "${SYSTEMS[@]}"; do
+        for ((seed = 1; seed <= SEEDS; seed++)); do
+            words+=("${system/#baseline/stock}=$OUT/$system-seed$seed")
+        done
+    done
     words+=(--test both --json "$file.json" --markdown "$file.md")
     if [[ -n "$DRY_RUN" ]]; then
         act_module "${words[@]}"
@@ -142,19 +159,23 @@ compare_main() {
     TRAIN="$ROOT/scripts/train-$NAME.sh"
     read_options "$@"
     choose_python
+    check_systems
     choose_data
     [[ -n "$DRY_RUN" ]] || lock_folder "$OUT"
     for ((seed = 1; seed <= SEEDS; seed++)); do
-        for system in baseline iot; do
+        for system in "${SYSTEMS[@]}"; do
             number=$((number + 1))
-            [[ -n "$DRY_RUN" ]] || say "[$number/$((2 * SEEDS))] $system, seed $seed"
+            [[ -n "$DRY_RUN" ]] || say "[$number/$((${#SYSTEMS[@]} * SEEDS))] $system, seed $seed"
             run_system "$system" "$seed"
-            [[ "$system" == baseline ]] || report "$OUT/iot-seed$seed"
+            [[ "$system" != iot* ]] || report "$OUT/$system-seed$seed"
         done
     done
     compare
     [[ -z "$DRY_RUN" ]] || return 0
     say "Reports:"
-    for ((seed = 1; seed <= SEEDS; seed++)); do say "  $OUT/iot-seed$seed/report-test"; done
+    for system in "${SYSTEMS[@]}"; do
+        [[ "$system" == iot* ]] || continue
+        for ((seed = 1; seed <= SEEDS; seed++)); do say "  $OUT/$system-seed$seed/report-test"; done
+    done
     say "Comparison: $OUT/comparison.txt, comparison.md, comparison.json"
 }

@@ -1,11 +1,13 @@
 # shellcheck shell=bash
-# Training and evaluating one system, the stock Transformer (baseline) or IOT, by one recipe.
+# Training and evaluating one system by one recipe: the stock Transformer (baseline), the same with
+# R-Drop (rdrop), IOT as in the paper (iot), or IOT as we recommend it (iot-recommended).
 # Sourced by the train scripts, which set
 #
 #     NAME      name of the experiment; a run goes to runs/NAME-SYSTEM
 #     DATA      default folder of binarised data
 #     ARCH      the stock architecture; IOT takes iot_$ARCH
-#     RECIPE    array: the fairseq-train flags that both systems share
+#     RECIPE    array: the fairseq-train flags that all systems share
+#     ALPHA     weight of the consistency of two passes, R-Drop's or between orders
 #     BUDGET    array: how long to train, --max-epoch N or --max-update N
 #     EVALUATION  array, may be empty: options for evaluate.sh
 #
@@ -17,11 +19,16 @@ SYSTEM="" OUT="" SEED=1 ORDERS=0,3,5 DRY_RUN="" EXTRA=() EVALUATION=()
 
 usage() {
     cat <<TEXT
-usage: scripts/train-$NAME.sh baseline|iot [options] [-- FAIRSEQ-TRAIN-FLAG...]
+usage: scripts/train-$NAME.sh SYSTEM [options] [-- FAIRSEQ-TRAIN-FLAG...]
 
-Trains the stock Transformer (baseline) or IOT by the same recipe, then translates the test
-set and prints BLEU with sacreBLEU's signature; for IOT also the share of each order and the
-regret. A killed run goes on from its last checkpoint; what is finished is kept and shown again.
+Trains one system, all by the same recipe, then translates the test set and prints BLEU with
+sacreBLEU's signature; for IOT also the share of each order and the regret. A killed run goes on
+from its last checkpoint; what is finished is kept and shown again. SYSTEM is
+
+  baseline          the stock Transformer
+  rdrop             the stock Transformer with fairseq's R-Drop criterion
+  iot               IOT by the recipe of the paper
+  iot-recommended   IOT as we recommend it (docs/experiments.md)
 
   --data DIR      binarised data                 (default ${DATA#"$ROOT"/})
   --out DIR       checkpoints, logs and results  (default runs/$NAME-SYSTEM)
@@ -37,7 +44,7 @@ read_options() {
     while (($#)); do
         case "$1" in
             -h | --help) usage && exit 0 ;;
-            baseline | iot) SYSTEM="$1" ;;
+            baseline | rdrop | iot | iot-recommended) SYSTEM="$1" ;;
             --dry-run) DRY_RUN=1 ;;
             --data | --out | --seed | --orders)
                 (($# > 1)) || die "$1 needs a value"
@@ -58,23 +65,28 @@ read_options() {
         esac
         shift
     done
-    [[ -n "$SYSTEM" ]] || die "the first argument must be the system: baseline or iot (see --help)"
+    [[ -n "$SYSTEM" ]] || die "the first argument must be the system: baseline, rdrop, iot or iot-recommended" \
+        "(see --help)"
     OUT="${OUT:-$ROOT/runs/$NAME-$SYSTEM}"
 }
 
-# SYSTEM_FLAGS: all in which the two systems differ. IOT's are the paper's recipe.
+# SYSTEM_FLAGS: all in which the systems differ.
 set_system_flags() {
-    if [[ "$SYSTEM" == baseline ]]; then
-        SYSTEM_FLAGS=(--arch "$ARCH" --criterion label_smoothed_cross_entropy)
-    else
-        SYSTEM_FLAGS=(--arch "iot_$ARCH" --criterion iot_label_smoothed_cross_entropy
-            --iot-decoder-orders "$ORDERS" --iot-tau-max 20 --iot-tau-min 2 --iot-tau-decay 0
-            --iot-tau-update-freq 5000 --iot-clamp 0.05
-            --iot-exploration 0.1 --iot-exploitation 0.01)
-    fi
+    local stock=label_smoothed_cross_entropy
+    case "$SYSTEM" in
+        baseline) SYSTEM_FLAGS=(--arch "$ARCH" --criterion "$stock") ;;
+        rdrop) SYSTEM_FLAGS=(--arch "$ARCH" --criterion "${stock}_with_rdrop" --rdrop-alpha "$ALPHA") ;;
+        *)
+            SYSTEM_FLAGS=(--arch "iot_$ARCH" --criterion "iot_$stock"
+                --iot-decoder-orders "$ORDERS" --iot-tau-max 20 --iot-tau-min 2 --iot-tau-decay 0
+                --iot-tau-update-freq 5000 --iot-clamp 0.05
+                --iot-exploration 0.1 --iot-exploitation 0.01)
+            [[ "$SYSTEM" == iot ]] || SYSTEM_FLAGS+=(--iot-consistency "$ALPHA")
+            ;;
+    esac
 }
 
-# COMMAND: the whole training. The baseline runs in our package too, whose import makes fairseq
+# COMMAND: the whole training. Stock systems run in our package too, whose import makes fairseq
 # load checkpoints under today's torch, and in our task, which drops no sentence.
 set_command() {
     set_system_flags

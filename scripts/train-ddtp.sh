@@ -6,6 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib-train.sh"
 NAME=ddtp
 DATA=$ROOT/data/ddtp-de-en/bin
 ARCH=transformer
+ALPHA=1
 BUDGET=(--max-epoch 12)
 RECIPE=(
     --encoder-layers 2 --decoder-layers 2

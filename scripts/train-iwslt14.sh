@@ -6,6 +6,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib-train.sh"
 NAME=iwslt14
 DATA=$ROOT/data/iwslt14-de-en/bin
 ARCH=transformer_iwslt_de_en
+ALPHA=5
 BUDGET=(--max-update 100000)
 RECIPE=(
     --share-all-embeddings --dropout 0.3 --weight-decay 1e-4 --label-smoothing 0.1

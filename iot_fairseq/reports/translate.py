@@ -256,7 +256,7 @@ def _score(measured: Measured, model: BaseFairseqModel, sample: dict, rows: list
     features, choice = model(**sample["net_input"], every_order=True, features_only=True)
     unweighed = features.new_zeros(len(rows), len(measured.orders), dtype=torch.float32)
     pad = model.decoder.padding_idx
-    _, nll, _ = weighed_losses(
+    _, nll, *_ = weighed_losses(
         features, choice["projection"], sample["target"], pad, unweighed, unweighed
     )
     measured.probabilities[rows] = choice["log_probs"].double().exp().cpu()

@@ -200,6 +200,26 @@ def test_a_dry_run_prints_all_commands(tmp_path):
     assert len(lines) == 7
 
 
+def test_any_systems_can_be_compared(tmp_path):
+    """Every IOT run has its report; the others are held against the first system."""
+    arguments = ("--seeds", 1, "--systems", "rdrop,iot-recommended,baseline", "--out", tmp_path)
+    done = call("compare-ddtp.sh", *arguments, "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+    lines = [shlex.split(line) for line in done.stdout.splitlines()]
+    assert [words[2] for words in lines if words[0] == "bash"] == [
+        "rdrop",
+        "iot-recommended",
+        "baseline",
+    ]
+    assert sum("iot_fairseq.reports.report" in words for words in lines) == 1
+    at = lines[-1].index("iot_fairseq.reports.compare") + 1
+    assert lines[-1][at : at + 3] == [
+        f"rdrop={tmp_path}/rdrop-seed1",
+        f"iot-recommended={tmp_path}/iot-recommended-seed1",
+        f"stock={tmp_path}/baseline-seed1",
+    ]
+
+
 def test_the_data_are_those_of_the_recipe():
     for name in ("ddtp", "iwslt14"):
         train = call(f"train-{name}.sh", "iot", "--dry-run").stdout
@@ -223,6 +243,9 @@ def test_every_recipe_has_its_comparison():
         (["--seeds", "1.5"], "", "--seeds must be a whole number, 1 or more, but is '1.5'"),
         (["--seeds"], "", "--seeds needs a value"),
         (["iot"], "", "unknown argument 'iot'"),
+        (["--systems", "baseline,iott"], "", "--systems must name systems of train-ddtp.sh"),
+        (["--systems", "iot"], "", "--systems must name two systems or more, but has 'iot'"),
+        (["--systems", "iot,baseline,iot"], "", "--systems must name each system once"),
         (["--seeds", "1"], "--seed 7", "--seed cannot be given here"),
         (["--seeds", "1"], "--save-dir=/tmp/all", "--save-dir cannot be given here"),
     ],

@@ -175,7 +175,11 @@ def test_a_failing_training_names_the_step_and_shows_the_log(data, tmp_path):
 @pytest.mark.parametrize(
     ("script", "arguments", "message"),
     [
-        ("train-ddtp.sh", [], "the first argument must be the system: baseline or iot"),
+        (
+            "train-ddtp.sh",
+            [],
+            "the first argument must be the system: baseline, rdrop, iot or iot-recommended",
+        ),
         ("train-iwslt14.sh", ["both"], "unknown argument 'both'"),
         ("train-iwslt14.sh", ["iot", "--seed"], "--seed needs a value"),
         ("train-ddtp.sh", ["iot", "--data", "/nowhere"], "(run scripts/prepare-ddtp.sh)"),

@@ -195,6 +195,7 @@ def test_all_is_measured_and_written(tmp_path, capsys, monkeypatch):
     assert [*tmp_path.iterdir()] == [path]
     assert set(found) == {"command", "settings", "machine", "versions", "sections", "curves"}
     assert found["settings"]["orders"] == ["scf", "fcs"]
+    ways = ["stock", "r_drop", "iot", "iot", "one_order_per_step", "consistency"]
     keys = {
         name: [system["key"] for system in section["systems"]]
         for name, section in found["sections"].items()
@@ -202,8 +203,8 @@ def test_all_is_measured_and_written(tmp_path, capsys, monkeypatch):
     assert keys == {
         "decode": ["stock", "iot_translation", "translation", "released"],
         "decode_single": ["stock", "iot_translation", "translation"],
-        "train": ["stock", "iot", "iot", "one_order_per_step", "released"],
-        "memory": ["stock", "iot", "iot", "one_order_per_step"],
+        "train": [*ways, "released"],
+        "memory": ways,
     }
     for section in found["sections"].values():
         assert section["systems"][0]["ratio"] == 1
@@ -224,7 +225,9 @@ def test_the_sweep_measures_one_to_six_orders():
     ]
     names = [name for _, name, _ in benchmark_train.training_ways(settings)]
     assert names[0] == "stock Transformer"
-    assert names[-1] == "IOT K=2, 1 order per step"
+    assert names[-2:] == ["IOT K=2, 1 order per step", "IOT K=2, consistency"]
+    names = [name for _, name, _ in benchmark_train.training_ways(Settings(orders=SWEEP[:3]))]
+    assert names[-1] == "IOT K=3, consistency, 2 orders per step"
 
 
 def test_memory_is_that_of_a_process_of_its_own():

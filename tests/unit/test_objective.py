@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from fairseq.criterions.label_smoothed_cross_entropy import label_smoothed_nll_loss
+from fairseq.criterions.label_smoothed_cross_entropy_with_rdrop import compute_kl_loss
 from helpers import (
     EOS,
     FIRST_WORD,
@@ -27,14 +29,19 @@ from iot_fairseq.objective import weighed_losses
 # ---------------------------------------------------------------- token losses
 
 
-def naive_weighed_losses(features, projection, target, pad, on_target, on_all):
+def naive_weighed_losses(features, projection, target, pad, on_target, on_all, consistency=0.0):
     """What `weighed_losses` computes, every log-probability written out."""
     log_probs = F.log_softmax(F.linear(features, projection).float(), dim=-1)
     real = target.ne(pad)
     index = target.expand(len(features), -1, -1).unsqueeze(-1)
     nll = (-log_probs.gather(-1, index).squeeze(-1) * real).sum(dim=-1).t()
     total = (-log_probs.sum(dim=-1) * real).sum(dim=-1).t()
-    return (on_target * nll + on_all * total).sum(), nll, total
+    mean = log_probs.exp().mean(dim=0).log().expand_as(log_probs)
+    there = F.kl_div(mean, log_probs, reduction="none", log_target=True).sum(dim=-1)
+    back = F.kl_div(log_probs, mean, reduction="none", log_target=True).sum(dim=-1)
+    apart = ((there + back) * real).mean(dim=0).sum(dim=-1)
+    value = (on_target * nll + on_all * total).sum() + consistency * apart.sum()
+    return value, nll, total, apart
 
 
 def draw(lengths, orders=2, width=6, size=11, dtype=torch.float32):
@@ -49,12 +56,13 @@ def draw(lengths, orders=2, width=6, size=11, dtype=torch.float32):
     return features, projection, target, *coefficients
 
 
-def values_and_gradients(function, features, projection, target, on_target, on_all):
-    """The three results, and gradients of the first for all that has one (doubled, as a scale of
-    the loss may do)."""
-    value, nll, total = function(features, projection, target, PAD, on_target, on_all)
+def values_and_gradients(function, features, projection, target, on_target, on_all, *rest):
+    """The results that are computed, and gradients of the first for all that has one (doubled, as a
+    scale of the loss may do)."""
+    results = function(features, projection, target, PAD, on_target, on_all, *rest)
     variables = (features, projection, on_target, on_all)
-    return [value, nll, total, *torch.autograd.grad(2 * value, variables)]
+    gradients = torch.autograd.grad(2 * results[0], variables)
+    return [*results[: 4 if rest else 3], *gradients]
 
 
 @pytest.mark.parametrize("chunk", [1, 4, 9, 10, 11, 512])
@@ -70,6 +78,36 @@ def test_fused_losses_equal_the_naive_ones(monkeypatch, chunk, lengths, orders):
         want = values_and_gradients(naive_weighed_losses, *inputs)
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
         assert not got[3][:, inputs[2] == PAD].any(), "padding must cost nothing"
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 10, 512])
+@pytest.mark.parametrize("orders", [1, 2, 3])
+def test_consistency_equals_the_naive_one(monkeypatch, chunk, orders):
+    monkeypatch.setattr(objective, "CHUNK", chunk)
+    torch.manual_seed(1)
+    inputs = draw((4, 0, 3, 1), orders)
+    for consistency in (0.5, 5.0):
+        got = values_and_gradients(weighed_losses, *inputs, consistency)
+        want = values_and_gradients(naive_weighed_losses, *inputs, consistency)
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=2e-5)
+    assert (got[3] > 0).any() == (orders > 1), "one order stands nowhere but at the mean"
+
+
+def test_consistency_of_two_orders_is_r_drop():
+    """As fairseq's own criterion has it, whose loss is the sum over both passes, ours the mean."""
+    torch.manual_seed(2)
+    features, projection, target, *_ = draw((5, 3), orders=2, size=7)
+    logits = F.linear(features, projection).flatten(0, 1)
+    model = SimpleNamespace(
+        get_normalized_probs=lambda logits, log_probs: (
+            F.log_softmax(logits, dim=-1) if log_probs else F.softmax(logits, dim=-1)
+        )
+    )
+    pad = target.eq(PAD).flatten().unsqueeze(-1)
+    stock = compute_kl_loss(model, logits, pad)
+    nothing = torch.zeros(2, 2)
+    got, *_ = weighed_losses(features, projection, target, PAD, nothing, nothing, 3.0)
+    torch.testing.assert_close(got, 3.0 * stock / 2)
 
 
 def test_sums_are_exact_to_a_millionth():
@@ -96,13 +134,13 @@ def test_without_gradient_the_values_are_the_same():
     with torch.no_grad():
         got = weighed_losses(*inputs[:3], PAD, *inputs[3:])
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
-    assert [x.requires_grad for x in want] == [True, False, False]
+    assert [x.requires_grad for x in want] == [True, False, False, False]
 
 
 def test_a_second_derivative_is_refused():
     """The first is computed with the values: there is nothing to differentiate again."""
     features, *others = draw((4, 2))
-    value, _, _ = weighed_losses(features, *others[:2], PAD, *others[2:])
+    value, *_ = weighed_losses(features, *others[:2], PAD, *others[2:])
     with pytest.raises(RuntimeError, match=r"^create_graph must be False"):
         torch.autograd.grad(value, features, create_graph=True)
 
@@ -145,7 +183,7 @@ def test_autocast(half):
     with torch.autocast("cpu", torch.bfloat16):
         states = features.bfloat16() if half in ("features", "both") else features
         matrix = projection.bfloat16() if half in ("projection", "both") else projection
-        value, nll, total = weighed_losses(states, matrix, target, PAD, *ones)
+        value, nll, total, _ = weighed_losses(states, matrix, target, PAD, *ones)
     got = [value, nll, total]
     got += torch.autograd.grad(2 * value, (features, projection, *ones))
     assert [x.dtype for x in got] == [torch.float32] * 7
@@ -171,10 +209,10 @@ def test_likelihood_is_an_expectation_of_fairseqs_loss(smoothing):
     ]
     weights = torch.softmax(torch.randn(2, 3), dim=-1)
     coefficients = objective.weighted_coefficients(weights, smoothing, size)
-    got, nll, total = weighed_losses(features, projection, target, PAD, *coefficients)
+    got, nll, total, _ = weighed_losses(features, projection, target, PAD, *coefficients)
     torch.testing.assert_close(got, (weights * torch.tensor(each).t()).sum())
     coefficients = objective.released_coefficients(weights, smoothing, size)
-    released, _, _ = weighed_losses(features, projection, target, PAD, *coefficients)
+    released, *_ = weighed_losses(features, projection, target, PAD, *coefficients)
     want = (1 - smoothing) * (weights * nll).sum() + smoothing / size * total.sum()
     torch.testing.assert_close(released, want)
 
@@ -265,6 +303,34 @@ def test_a_weight_of_zero_removes_exactly_its_term(term, sentence_avg):
     assert different == {"loss"}, "every other figure is logged without its weight"
 
 
+def test_consistency_adds_exactly_its_term():
+    """Its weight changes the loss alone, by as much as is logged, and never the choice."""
+    weights = {"iot_exploration": 0.7, "iot_classification": 1.3}
+    without, _, log_without, grads_without = evaluate(**weights)
+    loss, _, log, grads = evaluate(iot_consistency=2.5, **weights)
+    torch.testing.assert_close(loss - without, 2.5 * log["consistency"])
+    assert log["consistency"] > 0
+    same = {"loss", "likelihood", "consistency"} ^ set(log)
+    assert all(torch.equal(*map(torch.as_tensor, (log[key], log_without[key]))) for key in same)
+    torch.testing.assert_close(log["likelihood"], log_without["likelihood"])
+    assert set(log) - set(log_without) == {"consistency"}, "what is not asked for is not computed"
+    twice = evaluate(iot_consistency=5.0, **weights)[3]
+    for name, grad in grads.items():
+        one, two = grad - grads_without[name], twice[name] - grads_without[name]
+        torch.testing.assert_close(two, 2 * one, atol=2e-4, rtol=1e-3)
+
+
+def test_consistency_needs_orders_to_compare():
+    task = build_task()
+    criterion = build_criterion(task, iot_consistency=1.0)
+    for orders in ("scf", "fcs"):
+        with pytest.raises(ValueError, match=r"^--iot-consistency must be 0 with the single order"):
+            criterion(build_model(iot_decoder_orders=orders), random_batch())
+    model = build_model(iot_decoder_orders="0,3,5", iot_orders_per_step=1).train()
+    with pytest.raises(ValueError, match=r"^--iot-orders-per-step must be 2 .* --iot-consistency"):
+        criterion(model, random_batch())
+
+
 def test_without_terms_the_loss_is_the_likelihood():
     loss, _, log, _ = evaluate()
     assert torch.equal(loss, log["likelihood"])
@@ -299,7 +365,7 @@ def test_accuracy_is_that_of_the_chosen_order():
 
 @pytest.mark.parametrize(
     "flag",
-    ["iot_exploration", "iot_exploitation", "iot_classification", "iot_classification_temperature"],
+    [*(f"iot_{term}" for term in TERMS), "iot_classification_temperature", "iot_consistency"],
 )
 @pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
 def test_weights_out_of_range(flag, value):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import chain
 
 import numpy as np
 import pytest
 import torch
+from fairseq.criterions.label_smoothed_cross_entropy import LabelSmoothedCrossEntropyCriterion
+from fairseq.criterions.label_smoothed_cross_entropy_with_rdrop import (
+    RdropLabelSmoothedCrossEntropyCriterion,
+)
 from fairseq.data import LanguagePairDataset
 from fairseq.tasks import TASK_DATACLASS_REGISTRY, TASK_REGISTRY
 from helpers import (
@@ -16,6 +21,7 @@ from helpers import (
     build_dictionary,
     build_model,
     configure,
+    random_batch,
     randomize,
 )
 from hypothesis import given, settings
@@ -208,3 +214,20 @@ def test_a_forced_order_is_refused_in_training_alone():
     with pytest.raises(ValueError, match="--iot-force-decoder-order is for decoding"):
         task.build_model(cfg)
     task.build_model(cfg, from_checkpoint=True)
+
+
+def test_validation_under_r_drop_takes_each_sentence_once():
+    """fairseq's criterion doubles the batch in validation too, and so the loss that it logs."""
+    task, batch = build_task(), random_batch()
+    plain = LabelSmoothedCrossEntropyCriterion(task, sentence_avg=False, label_smoothing=0.1)
+    r_drop = RdropLabelSmoothedCrossEntropyCriterion(
+        task, sentence_avg=False, label_smoothing=0.1, rdrop_alpha=3.0
+    )
+    model = randomize(build_model("transformer", dropout=0.2)).eval()
+    want = task.valid_step(copy.deepcopy(batch), model, plain)
+    for _ in range(2):
+        got = task.valid_step(copy.deepcopy(batch), model, r_drop)
+        assert torch.equal(got[0], want[0])
+        assert got[1:] == want[1:]
+    doubled = r_drop(model.train(), batch)[0]
+    assert doubled > 1.5 * want[0], "in training both passes count"
