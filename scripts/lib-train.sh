@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Training and evaluating one system by one recipe: the stock Transformer (baseline), the same with
-# R-Drop (rdrop), IOT as in the paper (iot), or IOT as we recommend it (iot-recommended).
+# R-Drop (rdrop), IOT as in the paper (iot), or that with the consistency of its orders
+# (iot-consistency).
 # Sourced by the train scripts, which set
 #
 #     NAME      name of the experiment; a run goes to runs/NAME-SYSTEM
@@ -28,7 +29,7 @@ from its last checkpoint; what is finished is kept and shown again. SYSTEM is
   baseline          the stock Transformer
   rdrop             the stock Transformer with fairseq's R-Drop criterion
   iot               IOT by the recipe of the paper
-  iot-recommended   IOT as we recommend it (docs/experiments.md)
+  iot-consistency   the same with a term that holds the orders together (docs/experiments.md)
 
   --data DIR      binarised data                 (default ${DATA#"$ROOT"/})
   --out DIR       checkpoints, logs and results  (default runs/$NAME-SYSTEM)
@@ -44,7 +45,7 @@ read_options() {
     while (($#)); do
         case "$1" in
             -h | --help) usage && exit 0 ;;
-            baseline | rdrop | iot | iot-recommended) SYSTEM="$1" ;;
+            baseline | rdrop | iot | iot-consistency) SYSTEM="$1" ;;
             --dry-run) DRY_RUN=1 ;;
             --data | --out | --seed | --orders)
                 (($# > 1)) || die "$1 needs a value"
@@ -65,7 +66,7 @@ read_options() {
         esac
         shift
     done
-    [[ -n "$SYSTEM" ]] || die "the first argument must be the system: baseline, rdrop, iot or iot-recommended" \
+    [[ -n "$SYSTEM" ]] || die "the first argument must be the system: baseline, rdrop, iot or iot-consistency" \
         "(see --help)"
     OUT="${OUT:-$ROOT/runs/$NAME-$SYSTEM}"
 }

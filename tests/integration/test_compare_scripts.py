@@ -202,20 +202,20 @@ def test_a_dry_run_prints_all_commands(tmp_path):
 
 def test_any_systems_can_be_compared(tmp_path):
     """Every IOT run has its report; the others are held against the first system."""
-    arguments = ("--seeds", 1, "--systems", "rdrop,iot-recommended,baseline", "--out", tmp_path)
+    arguments = ("--seeds", 1, "--systems", "rdrop,iot-consistency,baseline", "--out", tmp_path)
     done = call("compare-ddtp.sh", *arguments, "--dry-run")
     assert (done.returncode, done.stderr) == (0, "")
     lines = [shlex.split(line) for line in done.stdout.splitlines()]
     assert [words[2] for words in lines if words[0] == "bash"] == [
         "rdrop",
-        "iot-recommended",
+        "iot-consistency",
         "baseline",
     ]
     assert sum("iot_fairseq.reports.report" in words for words in lines) == 1
     at = lines[-1].index("iot_fairseq.reports.compare") + 1
     assert lines[-1][at : at + 3] == [
         f"rdrop={tmp_path}/rdrop-seed1",
-        f"iot-recommended={tmp_path}/iot-recommended-seed1",
+        f"iot-consistency={tmp_path}/iot-consistency-seed1",
         f"stock={tmp_path}/baseline-seed1",
     ]
 

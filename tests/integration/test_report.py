@@ -324,3 +324,23 @@ def test_a_killed_report_leaves_nothing(corpus, pre, tmp_path, how):
     child.wait(timeout=60)
     assert child.returncode != 0
     assert not list(tmp_path.iterdir())
+
+
+def test_the_probe_scores_as_the_report_does(corpus, pre, found):
+    """scripts/order_probe.py: what does not depend on a probe equals the report's figures."""
+    script = Path(PACKAGE).parent / "scripts" / "order_probe.py"
+    words = [sys.executable, script, corpus.folder]
+    words += ["--path", pre.path, "--train-subset", "valid", "--max-tokens", 500]
+    done = subprocess.run([*map(str, words)], capture_output=True, text=True, check=True, cwd="/")
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"205 sentences, orders {','.join(ORDERS)}"
+    bits = {line[:34].strip(): float(line[34:].split()[0]) for line in lines[2:]}
+    assert len(bits) == 6
+    losses = {system["name"]: system["bits_per_token"] for system in found["systems"]}
+    singles = [losses[order] for order in ORDERS]
+    assert bits["the best single order"] == pytest.approx(min(singles), abs=1e-4)
+    assert bits["the model's own choice"] == pytest.approx(losses["chosen"], abs=1e-4)
+    assert bits["a random order (expected)"] == pytest.approx(sum(singles) / 3, abs=1e-4)
+    oracle = bits["the best order of each (oracle)"]
+    assert oracle == pytest.approx(losses["oracle by NLL"], abs=1e-4)
+    assert all(value >= oracle for value in bits.values())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import subprocess
@@ -153,6 +155,26 @@ def test_the_baseline_on_tokenised_text(tokenised_data, tmp_path):
     assert "@@" not in "".join(re.findall(r"^[STHD]-.*", log, re.MULTILINE))
 
 
+@pytest.mark.parametrize(
+    ("system", "term"), [("rdrop", "train_rdrop_kl_loss"), ("iot-consistency", "train_consistency")]
+)
+def test_systems_of_two_passes(data, tmp_path, system, term):
+    """Their term is in the log of training; their losses in validation are those of one pass."""
+    out = tmp_path / system
+    flags = f"{SMALL} --max-update 12 --lr 1e-9 --label-smoothing 0"
+    done = call("train-ddtp.sh", system, "--data", data, "--out", out, flags=flags)
+    assert done.returncode == 0, done.stderr
+    log = [
+        json.loads(line.split(" | ")[-1]) for line in (out / "train.log").open() if '": "' in line
+    ]
+    train = next(stats for stats in log if term in stats)
+    assert float(train[term]) > 0
+    valid = next(stats for stats in log if "valid_loss" in stats)
+    untrained = math.log2(len((data / "dict.en.txt").read_text().splitlines()) + 4)
+    assert float(valid["valid_nll_loss"]) == pytest.approx(untrained, abs=1.0)
+    assert re.search(r"^BLEU \d+\.\d\d ", done.stdout, re.MULTILINE)
+
+
 def test_another_set_and_a_single_checkpoint_are_evaluated(iot, data, tmp_path):
     out, _ = iot
     arguments = (out / "checkpoint_last.pt", data, "--subset", "valid", "--out", tmp_path)
@@ -178,7 +200,7 @@ def test_a_failing_training_names_the_step_and_shows_the_log(data, tmp_path):
         (
             "train-ddtp.sh",
             [],
-            "the first argument must be the system: baseline, rdrop, iot or iot-recommended",
+            "the first argument must be the system: baseline, rdrop, iot or iot-consistency",
         ),
         ("train-iwslt14.sh", ["both"], "unknown argument 'both'"),
         ("train-iwslt14.sh", ["iot", "--seed"], "--seed needs a value"),
