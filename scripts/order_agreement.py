@@ -103,14 +103,19 @@ def compare(one: Orders, other: Orders) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    """The command."""
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("one", type=Path, metavar="ONE/orders.tsv")
     parser.add_argument("other", type=Path, metavar="OTHER/orders.tsv")
-    args = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """The command."""
+    args = parse_arguments()
     try:
         one, other = read(args.one), read(args.other)
         found = compare(one, other)

@@ -144,8 +144,8 @@ def compare(train: Scored, test: Scored, seed: int) -> list[tuple[str, float, fl
     return [("a random order (expected)", mean, 1 / num_orders), *rows]
 
 
-def main() -> None:
-    """The command."""
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -156,7 +156,12 @@ def main() -> None:
     add("--gen-subset", default="test", help="(%(default)s)")
     add("--max-tokens", type=int, default=6000, help="of a batch (%(default)s)")
     add("--seed", type=int, default=1, help="of the probes (%(default)s)")
-    args = parser.parse_args()
+    return parser.parse_args(arguments)
+
+
+def main() -> None:
+    """The command."""
+    args = parse_arguments()
     try:
         task = load_task(configure(args.data, gen_subset=args.gen_subset))
         model = load_model(task, args.path)

@@ -20,6 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import benchmark  # noqa: E402
+import order_agreement  # noqa: E402
+import order_probe  # noqa: E402
 
 README = (ROOT / "README.md").read_text()
 BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
@@ -55,9 +57,14 @@ def test_generation_commands_parse(words):
 
 
 @pytest.mark.parametrize("words", commands("python"))
-def test_benchmark_commands_parse(words):
-    assert words[0] == "scripts/benchmark.py"
-    assert benchmark.parse_arguments(words[1:]).command in ("decode", "train", "memory", "all")
+def test_commands_of_our_python_scripts_parse(words):
+    script, *arguments = words
+    module = {
+        "scripts/benchmark.py": benchmark,
+        "scripts/order_agreement.py": order_agreement,
+        "scripts/order_probe.py": order_probe,
+    }[script]
+    module.parse_arguments(arguments)
 
 
 @pytest.mark.parametrize("words", commands("iot-report"))
@@ -101,7 +108,8 @@ def test_the_architectures_are_named():
 
 
 def test_files_named_in_the_readme_exist():
-    named = set(re.findall(r"(?:scripts|configs)/[\w.-]+\.(?:sh|py|txt|yaml)", README))
+    texts = README + (ROOT / "docs" / "experiments.md").read_text()
+    named = set(re.findall(r"(?:scripts|configs|docs)/[\w.-]+\.(?:sh|py|txt|yaml|md)", texts))
     assert len(named) >= 9
     named |= set(re.findall(r"!\[.*?\]\((.*?)\)", README))
     missing = [name for name in sorted(named) if not (ROOT / name).is_file()]
