@@ -120,7 +120,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         if len(orders) == 1 and self.consistency > 0:
             raise ValueError(
                 "--iot-consistency must be 0 with the single order of --iot-decoder-orders "
-                f"{orders[0]}: it compares what several orders predict"
+                f"{orders[0]}, but is {self.consistency} instead: it compares several orders"
             )
         if len(orders) == 1 and self.smoothing == "weighted":
             return super().forward(model, sample, reduce)

@@ -106,7 +106,8 @@ def _apart(log_probs: Tensor, probs: Tensor, num_orders: int) -> tuple[Tensor, T
     """
     log_probs, probs = (x.unflatten(0, (-1, num_orders)) for x in (log_probs, probs))
     pull = probs - probs.mean(dim=1, keepdim=True)
-    apart = torch.linalg.vecdot(pull, log_probs).mean(dim=1, keepdim=True)
+    # no vecdot: autocast would take it in half precision
+    apart = (pull * log_probs).sum(dim=-1).mean(dim=1, keepdim=True)
     # for the log-probabilities p - m + p (log p - mean log p), and from there for the logits
     pull.addcmul_(probs, log_probs.sub_(log_probs.mean(dim=1, keepdim=True)))
     pull.addcmul_(probs, pull.sum(-1, keepdim=True), value=-1)
@@ -127,7 +128,8 @@ def weighed_losses(
     all `v` of the vocabulary, and the sum of how far the orders' distributions stand apart.
 
     The last is the mean over the orders of KL(p || m) + KL(m || p), m being their mean: of two
-    orders it is what R-Drop (Liang et al., NeurIPS 2021) multiplies by its alpha.
+    orders half of what R-Drop (Liang et al., NeurIPS 2021) multiplies by its alpha, as a mean over
+    two passes is half of R-Drop's likelihood, their sum; so the two weights mean the same.
 
     Args:
         features: the decoder's states under `N` orders, `(N, B, T, C)`.

@@ -4,8 +4,9 @@
 Takes a trained IOT model as it is, scores the references of a training and of a test set under
 every order, and fits predictors of its own on the training set: from the mean of the encoder's
 states, which is all that the model's predictor sees, to the order under which the reference is
-likeliest. Prints what the test set costs under the orders that each of them takes. What a predictor
-with every answer before its eyes cannot learn, no recipe of training would teach the model's own.
+likeliest. Prints what the test set costs under the orders that each of them takes. The training
+set should be one that the model was not trained on, or its best orders may be another matter than
+those of new sentences.
 """
 
 from __future__ import annotations

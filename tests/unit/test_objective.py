@@ -181,6 +181,20 @@ def test_autocast(half):
         assert off < 6 * torch.finfo(torch.bfloat16).eps
 
 
+def test_consistency_is_float32_under_autocast():
+    """A small divergence over many words, from the same half-precision logits in double."""
+    torch.manual_seed(5)
+    features, projection, target, *_ = draw((6, 2, 5), width=16, size=5000)
+    states = (features[:1] + 0.01 * torch.randn_like(features)).detach().bfloat16()
+    matrix, nothing = projection.detach().bfloat16(), torch.zeros(3, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        *_, apart = weighed_losses(states, matrix, target, PAD, nothing, nothing, 1.0)
+        log_probs = F.linear(states, matrix).double().log_softmax(dim=-1)
+    there = (log_probs.exp() - log_probs.exp().mean(dim=0)) * log_probs
+    want = (there.sum(dim=-1).mean(dim=0) * target.ne(PAD)).sum(dim=-1)
+    torch.testing.assert_close(apart.double(), want, rtol=1e-4, atol=1e-7)
+
+
 # ---------------------------------------------------------------- likelihood
 
 
