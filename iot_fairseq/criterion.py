@@ -135,15 +135,16 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         }[self.smoothing](choice["weights"], self.eps, len(projection))
         # so that the expectation over the orders drawn for a step is the sum over all of them
         scale = len(orders) / len(ran)
-        loss, nll, _, apart = objective.weighed_losses(
+        loss, nll, _, apart, likelihood = objective.weighed_losses(
             features,
             projection,
             target,
             self.padding_idx,
             *(scale * coefficient[:, ran] for coefficient in coefficients),
-            self.consistency,
+            self.consistency * _pairs(len(orders)) / _pairs(len(ran)),
         )
-        likelihood = loss.detach() - self.consistency * apart.sum()
+        if not model.training:
+            loss = likelihood  # as under R-Drop, whose term is of training alone
         lengths = target.ne(self.padding_idx).sum(dim=-1)
         terms = self._terms(choice, nll, lengths)
         ntokens = sample["ntokens"]
@@ -162,7 +163,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         }
         log.update({name: term.detach() * ntokens for name, term in terms.items()})
         if self.consistency > 0:
-            log["consistency"] = apart.sum()
+            log["consistency"] = apart.sum() * _pairs(len(orders)) / _pairs(len(ran))
         log.update(_order_log(orders, choice, nll, lengths.sum()))
         if self.report_accuracy:
             log.update(self._accuracy(features, projection, target, choice))
@@ -241,6 +242,12 @@ def _log_mean(key: str, sums: dict) -> None:
     unit = math.log(2) if kind in ("likelihood", "regret", "nll") else 1.0
     mean = sums[key] / count / unit if count > 0 else math.nan
     metrics.log_scalar(key, mean, count, round=4)
+
+
+def _pairs(number: int) -> float:
+    """Share of pairs of different orders among all pairs of so many: what the divergence from their
+    mean grows with, and 1 for a single order, which stands nowhere but there."""
+    return (number - 1) / number if number > 1 else 1.0
 
 
 def _order_log(

@@ -32,7 +32,7 @@ class _WeighedLosses(torch.autograd.Function):
         on_target: Tensor,
         on_all: Tensor,
         consistency: float,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         nll, total = (torch.empty_like(on_target) for _ in range(2))
         apart = on_target.new_zeros(len(target), 1)
         grad_features, grad_projection = None, None
@@ -72,9 +72,9 @@ class _WeighedLosses(torch.autograd.Function):
             else:
                 grad_projection.add_(grad.t() @ states)
         ctx.save_for_backward(grad_features, grad_projection, nll, total)
-        ctx.mark_non_differentiable(nll, total, apart)
-        value = (on_target * nll + on_all * total).sum() + consistency * apart.sum()
-        return value, nll, total, apart
+        likelihood = (on_target * nll + on_all * total).sum()
+        ctx.mark_non_differentiable(likelihood, nll, total, apart)
+        return likelihood + consistency * apart.sum(), likelihood, nll, total, apart
 
     @staticmethod
     def backward(ctx, grad: Tensor, *_) -> tuple[Tensor | None, ...]:
@@ -122,7 +122,7 @@ def weighed_losses(
     on_target: Tensor,
     on_all: Tensor,
     consistency: float = 0.0,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """The likelihood term with the consistency of the orders, and what they are made of: for every
     sentence under every order the sums over its real tokens of -log p(target) and of -log p(v) over
     all `v` of the vocabulary, and the sum of how far the orders' distributions stand apart.
@@ -141,8 +141,8 @@ def weighed_losses(
         consistency: what a nat of the divergence weighs; with 0 it is not computed.
 
     Returns:
-        The weighed sum, scalar; the sums of the first two, `(B, N)`, and of the last, `(B,)`.
-        No gradient flows through the sums. All in float32.
+        The weighed sum, scalar; the sums of the first two, `(B, N)`, and of the last, `(B,)`; and
+        the weighed sum without consistency. Gradients flow through the first alone. All in float32.
     """
     real = target.flatten().ne(pad).nonzero().squeeze(-1)
     packed = features.flatten(1, 2).transpose(0, 1).index_select(0, real)
@@ -151,7 +151,7 @@ def weighed_losses(
         half = torch.get_autocast_dtype(device)
         packed, projection = packed.to(half), projection.to(half)
     sentence = real // max(1, target.size(1))
-    value, *losses = _WeighedLosses.apply(
+    value, likelihood, *losses = _WeighedLosses.apply(
         packed,
         projection,
         target.flatten()[real].unsqueeze(1),
@@ -167,7 +167,7 @@ def weighed_losses(
         .sum(dim=1)
         for x in losses
     )
-    return value, nll, total, apart.squeeze(1)
+    return value, nll, total, apart.squeeze(1), likelihood
 
 
 def weighted_coefficients(

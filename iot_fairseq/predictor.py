@@ -37,11 +37,16 @@ class OrderPredictor(nn.Module):
         Returns:
             Logits in float32, `(B, K)`.
         """
-        real = (~padding_mask).t().unsqueeze(-1)
         with torch.autocast(states.device.type, enabled=False):
-            # masked_fill and not a product: what stands at padding may even be NaN
-            total = states.float().masked_fill(~real, 0.0).sum(dim=0)
-            return F.linear(total / real.sum(dim=0), self.weight.float())
+            return F.linear(self.pool(states, padding_mask), self.weight.float())
+
+    @staticmethod
+    def pool(states: Tensor, padding_mask: Tensor) -> Tensor:
+        """All that the predictor sees of a sentence: the mean of its source states in float32,
+        `(B, C)`."""
+        real = (~padding_mask).t().unsqueeze(-1)
+        # masked_fill and not a product: what stands at padding may even be NaN
+        return states.float().masked_fill(~real, 0.0).sum(dim=0) / real.sum(dim=0)
 
 
 @dataclass(frozen=True)

@@ -64,18 +64,20 @@ read_options() {
         esac
     done
     IFS=, read -ra SYSTEMS <<<"$SYSTEMS"
+    ((${#SYSTEMS[@]} > 1)) || die "--systems must name two systems or more, but has '${SYSTEMS[*]}'"
     [[ "$(printf '%s\n' "${SYSTEMS[@]}" | sort -u | wc -l)" == "${#SYSTEMS[@]}" ]] ||
         die "--systems must name each system once, but has '${SYSTEMS[*]}'"
-    ((${#SYSTEMS[@]} > 1)) || die "--systems must name two systems or more, but has '${SYSTEMS[*]}'"
     OUT="${OUT:-$ROOT/runs/compare-$NAME}"
 }
 
 # Hours before the last of them is trained.
 check_systems() {
-    local system
+    local system why
     for system in "${SYSTEMS[@]}"; do
-        bash "$TRAIN" "$system" --dry-run >/dev/null 2>&1 ||
-            die "--systems must name systems of $(basename "$TRAIN") (see its --help), but has '$system'"
+        why="an option"
+        [[ "$system" != -* ]] && why="$(bash "$TRAIN" "$system" --dry-run 2>&1 >/dev/null)" && continue
+        die "--systems must name systems of $(basename "$TRAIN") (see its --help), but has '$system':" \
+            "$(tail -n 1 <<<"$why")"
     done
 }
 

@@ -8,15 +8,15 @@
 #     DATA      default folder of binarised data
 #     ARCH      the stock architecture; IOT takes iot_$ARCH
 #     RECIPE    array: the fairseq-train flags that all systems share
-#     ALPHA     weight of the consistency of two passes, R-Drop's or between orders
 #     BUDGET    array: how long to train, --max-epoch N or --max-update N
+#     ALPHA     weight of R-Drop's term, or of the consistency of the orders; 1 where it is not set
 #     EVALUATION  array, may be empty: options for evaluate.sh
 #
 # and then call train_main "$@".
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-SYSTEM="" OUT="" SEED=1 ORDERS=0,3,5 DRY_RUN="" EXTRA=() EVALUATION=()
+SYSTEM="" OUT="" SEED=1 ORDERS=0,3,5 ALPHA=1 DRY_RUN="" EXTRA=() EVALUATION=()
 
 usage() {
     cat <<TEXT

@@ -25,12 +25,14 @@ class Orders:
 
     Attributes:
         names: of the orders, `K` of them.
+        ids: of the sentences, `(B,)`.
         chosen: number of the order that each sentence takes, `(B,)`.
         bits: -log2 p(reference) per token under every order, `(B, K)`.
         lengths: tokens of the references, `(B,)`.
     """
 
     names: tuple[str, ...]
+    ids: np.ndarray
     chosen: np.ndarray
     bits: np.ndarray
     lengths: np.ndarray
@@ -52,21 +54,19 @@ def read(path: Path) -> Orders:
     Raises:
         ValueError: it is none.
     """
-    with path.open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines, delimiter="\t"))
-    names = (
-        tuple(key.removeprefix("bits_") for key in rows[0] if key.startswith("bits_"))
-        if rows
-        else ()
-    )
-    if len(names) < 2:
-        raise ValueError(f"{path} must be an orders.tsv of iot-report, but has no bits_ columns")
-    return Orders(
-        names,
-        np.array([names.index(row["order"]) for row in rows]),
-        np.array([[float(row[f"bits_{name}"]) for name in names] for row in rows]),
-        np.array([int(row["target_length"]) for row in rows]),
-    )
+    try:
+        with path.open(encoding="utf-8", newline="") as lines:
+            rows = list(csv.DictReader(lines, delimiter="\t"))
+        names = tuple(key[5:] for key in rows[0] if key.startswith("bits_"))
+        return Orders(
+            names,
+            np.array([int(row["id"]) for row in rows]),
+            np.array([names.index(row["order"]) for row in rows]),
+            np.array([[float(row[f"bits_{name}"]) for name in names] for row in rows]),
+            np.array([int(row["target_length"]) for row in rows]),
+        )
+    except (IndexError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} must be an orders.tsv of iot-report, but is none") from error
 
 
 def compare(one: Orders, other: Orders) -> dict[str, float]:
@@ -81,11 +81,15 @@ def compare(one: Orders, other: Orders) -> dict[str, float]:
     Raises:
         ValueError: the two are not of the same sentences and orders.
     """
-    if one.names != other.names or not np.array_equal(one.lengths, other.lengths):
-        sizes = (f"{len(x.lengths)} sentences under {','.join(x.names)}" for x in (one, other))
+    if one.names != other.names:
         raise ValueError(
-            "the two tables must be of the same set and orders, but have "
-            f"{' and '.join(sizes)}, or other references"
+            "the two tables must be of the same orders, but have "
+            f"{','.join(one.names)} and {','.join(other.names)}"
+        )
+    if not (np.array_equal(one.ids, other.ids) and np.array_equal(one.lengths, other.lengths)):
+        raise ValueError(
+            "the two tables must be of the same set, but have other sentences or references "
+            f"({len(one.ids)} and {len(other.ids)} lines)"
         )
     shares = [np.bincount(table.best, minlength=len(one.names)) for table in (one, other)]
     # what is left of a sentence when its difficulty and the orders' means are taken away

@@ -27,8 +27,8 @@ from tqdm import tqdm
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from iot_fairseq.objective import weighed_losses  # noqa: E402
 from iot_fairseq.reports.load import configure, load_model, load_set, load_task  # noqa: E402
+from iot_fairseq.reports.translate import score_references, split  # noqa: E402
 
 HIDDEN = 256
 UPDATES = 1500
@@ -57,35 +57,22 @@ class Scored:
         return float(of_taken / self.lengths.sum() / np.log(2))
 
 
-def score(task, model, subset: str, max_tokens: int) -> Scored:
-    """Runs a set of the task's data under every order, without dropout."""
-    dataset = load_set(task, subset)
-    batches = task.get_batch_iterator(
-        dataset, max_tokens=max_tokens, disable_iterator_cache=True
-    ).next_epoch_itr(shuffle=False)
-    num_orders = len(model.decoder_orders)
+def score(task, model, flag: str, subset: str, max_tokens: int) -> Scored:
+    """Runs the set that a flag names under every order, without dropout."""
+    dataset = load_set(task, subset, flag)
+    batches = split(task, model, dataset, max_tokens, flag=flag)
     found: dict[str, Tensor] = {}
     pooled: list[Tensor] = []
-
-    def keep_mean(_, inputs: tuple[Tensor, Tensor]) -> None:
-        states, padding = inputs
-        real = (~padding).t().unsqueeze(-1)
-        pooled.append((states * real).sum(dim=0) / real.sum(dim=0))
-
-    hook = model.encoder.decoder_order_predictor.register_forward_pre_hook(keep_mean)
+    predictor = model.encoder.decoder_order_predictor
+    hook = predictor.register_forward_pre_hook(lambda _, seen: pooled.append(predictor.pool(*seen)))
     bar = tqdm(total=len(dataset), unit="sentence", desc=f"Scoring {subset}", disable=None)
     with torch.no_grad(), bar:
         for sample in batches:
-            features, choice = model(**sample["net_input"], every_order=True, features_only=True)
-            unweighed = torch.zeros(len(sample["id"]), num_orders)
-            pad = model.decoder.padding_idx
-            _, nll, *_ = weighed_losses(
-                features, choice["projection"], sample["target"], pad, unweighed, unweighed
-            )
+            nll, choice = score_references(model, sample)
             batch = {
                 "states": pooled.pop(),
                 "nll": nll,
-                "lengths": sample["target"].ne(pad).sum(dim=-1),
+                "lengths": sample["target"].ne(model.decoder.padding_idx).sum(dim=-1),
                 "chosen": choice["chosen"],
             }
             for key, value in batch.items():
@@ -167,8 +154,11 @@ def main() -> None:
         task = load_task(configure(args.data, gen_subset=args.gen_subset))
         model = load_model(task, args.path)
         train, test = (
-            score(task, model, subset, args.max_tokens)
-            for subset in (args.train_subset, args.gen_subset)
+            score(task, model, flag, subset, args.max_tokens)
+            for flag, subset in (
+                ("--train-subset", args.train_subset),
+                ("--gen-subset", args.gen_subset),
+            )
         )
     except (OSError, ValueError) as error:
         sys.exit(f"order_probe.py: {error}")

@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Debian's package descriptions (scripts/prepare-ddtp.sh): a small Transformer, baseline or IOT.
+# Debian's package descriptions (scripts/prepare-ddtp.sh): a small Transformer, stock or IOT.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib-train.sh"
 
 NAME=ddtp
 DATA=$ROOT/data/ddtp-de-en/bin
 ARCH=transformer
-ALPHA=1
 BUDGET=(--max-epoch 12)
 RECIPE=(
     --encoder-layers 2 --decoder-layers 2

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# IWSLT14 German-English (scripts/prepare-iwslt14.sh) by the recipe of the IOT paper, baseline or IOT.
+# IWSLT14 German-English (scripts/prepare-iwslt14.sh) by the recipe of the IOT paper, stock or IOT.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib-train.sh"
 

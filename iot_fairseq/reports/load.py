@@ -47,8 +47,8 @@ def load_task(config: DictConfig) -> IotTranslationTask:
         ) from None
 
 
-def load_set(task: IotTranslationTask, subset: str) -> FairseqDataset:
-    """A set of the task's data, sources and references.
+def load_set(task: IotTranslationTask, subset: str, flag: str = "--gen-subset") -> FairseqDataset:
+    """A set of the task's data, sources and references; `flag` named it.
 
     Raises:
         ValueError: there is no such set, it is empty, or it has no references.
@@ -62,9 +62,9 @@ def load_set(task: IotTranslationTask, subset: str) -> FairseqDataset:
     for language in languages:
         file = Path(data) / f"{subset}.{pair}.{language}.bin"
         if not file.is_file():
-            raise ValueError(f"--gen-subset must be a set of {data}, but there is no {file}")
+            raise ValueError(f"{flag} must be a set of {data}, but there is no {file}")
         if file.stat().st_size == 0:
-            raise ValueError(f"--gen-subset must hold sentences, but {file} is empty")
+            raise ValueError(f"{flag} must hold sentences, but {file} is empty")
     task.load_dataset(subset)
     return task.dataset(subset)
 

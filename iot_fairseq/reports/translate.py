@@ -137,17 +137,7 @@ def measure(
         ValueError: a sentence is longer than the model can take.
     """
     measured = Measured.empty(model.decoder_orders, len(dataset))
-    try:
-        batches = task.get_batch_iterator(
-            dataset,
-            max_tokens=config.dataset.max_tokens,
-            max_sentences=config.dataset.batch_size,
-            max_positions=utils.resolve_max_positions(task.max_positions(), model.max_positions()),
-            disable_iterator_cache=True,
-        ).next_epoch_itr(shuffle=False)
-    except Exception as error:  # fairseq's, on sentences that are too long; it ends in its own flag
-        reason = str(error).split(", skip this example")[0]
-        raise ValueError(f"--gen-subset cannot be translated: {reason}") from None
+    batches = split(task, model, dataset, config.dataset.max_tokens, config.dataset.batch_size)
     generators = _generators(task, model, config)
     cuda = next(model.parameters()).is_cuda
     total = len(dataset) * len(generators)
@@ -171,6 +161,49 @@ def measure(
                     measured.hypotheses[number][row] = text
                 bar.update(len(rows))
     return measured
+
+
+def split(
+    task: IotTranslationTask,
+    model: BaseFairseqModel,
+    dataset: FairseqDataset,
+    max_tokens: int | None = None,
+    max_sentences: int | None = None,
+    flag: str = "--gen-subset",
+) -> Iterable[dict]:
+    """A set in batches.
+
+    Args:
+        task, model, dataset: as in `measure`.
+        max_tokens, max_sentences: limits of a batch.
+        flag: the option that names the set, for the error message.
+
+    Raises:
+        ValueError: a sentence is longer than the model or a batch can take.
+    """
+    try:
+        return task.get_batch_iterator(
+            dataset,
+            max_tokens=max_tokens,
+            max_sentences=max_sentences,
+            max_positions=utils.resolve_max_positions(task.max_positions(), model.max_positions()),
+            disable_iterator_cache=True,
+        ).next_epoch_itr(shuffle=False)
+    except Exception as error:  # fairseq's, on sentences that are too long; it ends in its own flag
+        reason = str(error).split(", skip this example")[0]
+        raise ValueError(f"{flag} cannot be translated: {reason}") from None
+
+
+def score_references(model: BaseFairseqModel, sample: dict) -> tuple[Tensor, dict]:
+    """-log p(reference) of a batch under every order, nats, `(B, K)`, and the model's choice."""
+    features, choice = model(**sample["net_input"], every_order=True, features_only=True)
+    shape = (len(sample["target"]), len(model.decoder_orders))
+    unweighed = features.new_zeros(shape, dtype=torch.float32)
+    pad = model.decoder.padding_idx
+    _, nll, *_ = weighed_losses(
+        features, choice["projection"], sample["target"], pad, unweighed, unweighed
+    )
+    return nll, choice
 
 
 def measure_attention(
@@ -253,12 +286,7 @@ def _read_sources(
 def _score(measured: Measured, model: BaseFairseqModel, sample: dict, rows: list[int]) -> None:
     """The predictor's choice, and the likelihood of the references, for a batch."""
     start = time.perf_counter()
-    features, choice = model(**sample["net_input"], every_order=True, features_only=True)
-    unweighed = features.new_zeros(len(rows), len(measured.orders), dtype=torch.float32)
-    pad = model.decoder.padding_idx
-    _, nll, *_ = weighed_losses(
-        features, choice["projection"], sample["target"], pad, unweighed, unweighed
-    )
+    nll, choice = score_references(model, sample)
     measured.probabilities[rows] = choice["log_probs"].double().exp().cpu()
     measured.chosen[rows] = choice["chosen"].cpu()
     measured.nll[rows] = nll.double().cpu()

@@ -244,6 +244,8 @@ def test_every_recipe_has_its_comparison():
         (["--seeds"], "", "--seeds needs a value"),
         (["iot"], "", "unknown argument 'iot'"),
         (["--systems", "baseline,iott"], "", "--systems must name systems of train-ddtp.sh"),
+        (["--systems", "--help,iot"], "", "but has '--help': an option"),
+        (["--systems", ""], "", "--systems must name two systems or more, but has ''"),
         (["--systems", "iot"], "", "--systems must name two systems or more, but has 'iot'"),
         (["--systems", "iot,baseline,iot"], "", "--systems must name each system once"),
         (["--seeds", "1"], "--seed 7", "--seed cannot be given here"),

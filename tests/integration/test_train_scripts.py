@@ -172,6 +172,7 @@ def test_systems_of_two_passes(data, tmp_path, system, term):
     valid = next(stats for stats in log if "valid_loss" in stats)
     untrained = math.log2(len((data / "dict.en.txt").read_text().splitlines()) + 4)
     assert float(valid["valid_nll_loss"]) == pytest.approx(untrained, abs=1.0)
+    assert float(valid["valid_loss"]) == pytest.approx(untrained, abs=1.0)
     assert re.search(r"^BLEU \d+\.\d\d ", done.stdout, re.MULTILINE)
 
 

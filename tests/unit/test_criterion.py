@@ -18,15 +18,17 @@ from helpers import (
     randomize,
 )
 
-from iot_fairseq.criterion import TERMS
+from iot_fairseq.criterion import TERMS, _pairs
+from iot_fairseq.objective import weighed_losses
 
 
-def evaluate(sentence_avg: bool = False, **weights):
+def evaluate(sentence_avg: bool = False, orders_per_step: int | None = None, **weights):
     """Loss, sample size, log and gradients of one training batch under these weights."""
     task = build_task()
     options = {f"iot_{term}": 0.0 for term in TERMS} | weights
     criterion = build_criterion(task, sentence_avg, label_smoothing=0.1, **options)
-    model = randomize(build_model(iot_decoder_orders="scf,csf,fcs", dropout=0.2)).train()
+    flags = {"dropout": 0.2, "iot_orders_per_step": orders_per_step}
+    model = randomize(build_model(iot_decoder_orders="scf,csf,fcs", **flags)).train()
     torch.manual_seed(7)
     loss, sample_size, log = criterion(model, random_batch())
     loss.backward()
@@ -68,6 +70,52 @@ def test_consistency_adds_exactly_its_term():
     for name, grad in grads.items():
         one, two = grad - grads_without[name], twice[name] - grads_without[name]
         torch.testing.assert_close(two, 2 * one, atol=2e-4, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"orders_per_step": 2},
+        {"sentence_avg": True},
+        {"iot_smoothing": "released", "orders_per_step": 2},
+        {"ignore_prefix_size": 2},
+    ],
+    ids=str,
+)
+def test_consistency_with_other_options(options):
+    without, _, log_without, _ = evaluate(**options)
+    loss, _, log, _ = evaluate(iot_consistency=2.5, **options)
+    torch.testing.assert_close(loss - without, 2.5 * log["consistency"])
+    assert log["consistency"] > 0
+    assert torch.equal(log["likelihood"], log_without["likelihood"])
+
+
+def test_consistency_of_some_orders_is_that_of_all_in_the_mean():
+    """Over all pairs of three orders, each as likely to be drawn as another."""
+    torch.manual_seed(1)
+    features, projection = torch.randn(3, 4, 5, 6), torch.randn(20, 6)
+    target = torch.full((4, 5), FIRST_WORD)
+
+    def divergence(ran: list[int]) -> float:
+        nothing = torch.zeros(4, len(ran))
+        *_, apart, _ = weighed_losses(features[ran], projection, target, PAD, nothing, nothing, 1.0)
+        return apart.sum().item() / _pairs(len(ran))
+
+    pairs = [divergence([0, 1]), divergence([0, 2]), divergence([1, 2])]
+    assert sum(pairs) / 3 == pytest.approx(divergence([0, 1, 2]), rel=1e-5)
+
+
+def test_validation_logs_the_consistency_and_leaves_it_out_of_the_loss():
+    """So that checkpoints are chosen by the same loss with and without it."""
+    task, batch = build_task(), random_batch()
+    model = randomize(build_model(iot_decoder_orders="scf,csf,fcs")).eval()
+    weights = {f"iot_{term}": 0.0 for term in TERMS}
+    with torch.no_grad():
+        loss, _, log = build_criterion(task, iot_consistency=3.0, **weights)(model, batch)
+        plain, _, _ = build_criterion(task, **weights)(model, batch)
+    assert torch.equal(loss, plain)
+    assert torch.equal(loss, log["likelihood"])
+    assert log["consistency"] > 0
 
 
 def test_consistency_needs_orders_to_compare():

@@ -24,7 +24,8 @@ import order_agreement  # noqa: E402
 import order_probe  # noqa: E402
 
 README = (ROOT / "README.md").read_text()
-BLOCKS = re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text()
+BLOCKS = re.findall(r"```bash\n(.*?)```", README + EXPERIMENTS, flags=re.DOTALL)
 COMMANDS = [
     shlex.split(line)
     for block in BLOCKS
@@ -108,8 +109,8 @@ def test_the_architectures_are_named():
 
 
 def test_files_named_in_the_readme_exist():
-    texts = README + (ROOT / "docs" / "experiments.md").read_text()
-    named = set(re.findall(r"(?:scripts|configs|docs)/[\w.-]+\.(?:sh|py|txt|yaml|md)", texts))
+    files = r"(?:scripts|configs|docs)/[\w.-]+\.(?:sh|py|txt|yaml|md)"
+    named = set(re.findall(files, README + EXPERIMENTS))
     assert len(named) >= 9
     named |= set(re.findall(r"!\[.*?\]\((.*?)\)", README))
     missing = [name for name in sorted(named) if not (ROOT / name).is_file()]

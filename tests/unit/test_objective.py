@@ -123,7 +123,7 @@ def test_without_gradient_the_values_are_the_same():
     with torch.no_grad():
         got = weighed_losses(*inputs[:3], PAD, *inputs[3:])
     assert all(torch.equal(x, y) for x, y in zip(got, want, strict=True))
-    assert [x.requires_grad for x in want] == [True, False, False, False]
+    assert [x.requires_grad for x in want] == [True, False, False, False, False]
 
 
 def test_a_second_derivative_is_refused():
@@ -172,7 +172,7 @@ def test_autocast(half):
     with torch.autocast("cpu", torch.bfloat16):
         states = features.bfloat16() if half in ("features", "both") else features
         matrix = projection.bfloat16() if half in ("projection", "both") else projection
-        value, nll, total, _ = weighed_losses(states, matrix, target, PAD, *ones)
+        value, nll, total, *_ = weighed_losses(states, matrix, target, PAD, *ones)
     got = [value, nll, total]
     got += torch.autograd.grad(2 * value, (features, projection, *ones))
     assert [x.dtype for x in got] == [torch.float32] * 7
@@ -188,7 +188,7 @@ def test_consistency_is_float32_under_autocast():
     states = (features[:1] + 0.01 * torch.randn_like(features)).detach().bfloat16()
     matrix, nothing = projection.detach().bfloat16(), torch.zeros(3, 2)
     with torch.autocast("cpu", torch.bfloat16):
-        *_, apart = weighed_losses(states, matrix, target, PAD, nothing, nothing, 1.0)
+        *_, apart, _ = weighed_losses(states, matrix, target, PAD, nothing, nothing, 1.0)
         log_probs = F.linear(states, matrix).double().log_softmax(dim=-1)
     there = (log_probs.exp() - log_probs.exp().mean(dim=0)) * log_probs
     want = (there.sum(dim=-1).mean(dim=0) * target.ne(PAD)).sum(dim=-1)
@@ -212,7 +212,7 @@ def test_likelihood_is_an_expectation_of_fairseqs_loss(smoothing):
     ]
     weights = torch.softmax(torch.randn(2, 3), dim=-1)
     coefficients = objective.weighted_coefficients(weights, smoothing, size)
-    got, nll, total, _ = weighed_losses(features, projection, target, PAD, *coefficients)
+    got, nll, total, *_ = weighed_losses(features, projection, target, PAD, *coefficients)
     torch.testing.assert_close(got, (weights * torch.tensor(each).t()).sum())
     coefficients = objective.released_coefficients(weights, smoothing, size)
     released, *_ = weighed_losses(features, projection, target, PAD, *coefficients)

@@ -56,8 +56,15 @@ def test_the_command(tables):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (HEADER + "0\tscf\t4\t1.0\t2.0\n", "must be of the same set and orders"),
-        (OTHER.replace("fcs", "csf"), "under scf,csf"),
+        (
+            HEADER + "0\tscf\t4\t1.0\t2.0\n",
+            "must be of the same set, but have other sentences or references (3 and 1",
+        ),
+        (OTHER.replace("2\tscf", "7\tscf"), "must be of the same set"),
+        (OTHER.replace("fcs", "csf"), "must be of the same orders, but have scf,fcs and scf,csf"),
+        (OTHER.replace("0\tfcs", "0\tcfs"), "other.tsv must be an orders.tsv of iot-report"),
+        (OTHER + "3\tscf\n", "other.tsv must be an orders.tsv of iot-report"),
+        ("\0\n", "other.tsv must be an orders.tsv of iot-report"),
         ("id\torder\n0\tscf\n", "must be an orders.tsv of iot-report"),
         ("", "must be an orders.tsv of iot-report"),
     ],
