@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 # The extra terms, in the sequence in which they are logged.
 TERMS = ("exploration", "exploitation", "classification")
+# What the terms of the encoder's predictor are called after; the decoder's have their plain names.
+OF_ENCODER = "encoder_"
 
 
 @dataclass
@@ -104,14 +106,14 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         self.temperature = iot_classification_temperature
         self.consistency = iot_consistency
         self.smoothing = str(iot_smoothing)
-        self.watch = CollapseWatch()
+        self.watches = {side: CollapseWatch() for side in ("encoder", "decoder")}
 
     def forward(self, model, sample, reduce: bool = True):
         """
         Returns:
             The loss (a sum over tokens, in nats), the sample size, and what is logged.
         """
-        orders = getattr(model, "decoder_orders", None)
+        orders = getattr(model, "order_names", None)
         if orders is None:
             raise ValueError(
                 "--arch must be one of ours (iot_transformer...) with this criterion, "
@@ -148,9 +150,10 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         lengths = target.ne(self.padding_idx).sum(dim=-1)
         terms = self._terms(choice, nll, lengths)
         ntokens = sample["ntokens"]
-        for name, coefficient in self.coefficients.items():
+        for name, term in terms.items():
+            coefficient = self.coefficients[name.removeprefix(OF_ENCODER)]
             if coefficient > 0:
-                loss = loss + coefficient * ntokens * terms[name]
+                loss = loss + coefficient * ntokens * term
         sample_size = len(target) if self.sentence_avg else ntokens
         log = {
             "loss": loss.detach(),
@@ -167,7 +170,9 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         log.update(_order_log(orders, choice, nll, lengths.sum()))
         if self.report_accuracy:
             log.update(self._accuracy(features, projection, target, choice))
-        self.watch(choice["chosen"], orders, model.training)
+        for side, of_side in choice["predictions"].items():
+            watched = getattr(model, f"{side}_orders")
+            self.watches[side](of_side.chosen, watched, model.training)
         return loss, sample_size, log
 
     def _check_orders_run(self, ran: int, num_orders: int) -> None:
@@ -187,18 +192,19 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
                 )
 
     def _terms(self, choice: dict, nll: Tensor, lengths: Tensor) -> dict[str, Tensor]:
-        """The extra terms, each a mean, without their weights."""
-        return {
-            "exploration": objective.exploration(choice["log_probs"]),
-            "exploitation": objective.exploitation(choice["clamped_log_probs"]),
-            # among the orders that ran: with fewer than all, given that the best is one of them
-            "classification": objective.classification(
-                F.log_softmax(choice["log_probs"][:, choice["ran"]], dim=-1),
-                nll,
-                lengths,
-                self.temperature,
-            ),
-        }
+        """The extra terms, each a mean, without their weights: two for each side that has a choice,
+        one for the pairs."""
+        terms = {}
+        for side, of_side in choice["predictions"].items():
+            prefix = OF_ENCODER if side == "encoder" else ""
+            terms[f"{prefix}exploration"] = objective.exploration(of_side.log_probs)
+            terms[f"{prefix}exploitation"] = objective.exploitation(of_side.clamped_log_probs)
+        # among those that ran: with fewer than all, given that the best is one of them
+        log_probs = F.log_softmax(choice["log_probs"][:, choice["ran"]], dim=-1)
+        terms["classification"] = objective.classification(
+            log_probs, nll, lengths, self.temperature
+        )
+        return terms
 
     def _accuracy(
         self, features: Tensor, projection: Tensor, target: Tensor, choice: dict
@@ -220,7 +226,8 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         if not logging_outputs or "likelihood" not in logging_outputs[0]:
             return
         sums = {key: sum(log[key] for log in logging_outputs) for key in logging_outputs[0]}
-        for key in ("likelihood", "regret", *TERMS, "consistency", "tau", "entropy"):
+        encoders = [f"{OF_ENCODER}{term}" for term in TERMS]
+        for key in ("likelihood", "regret", *TERMS, *encoders, "consistency", "tau", "entropy"):
             if key in sums:
                 _log_mean(key, sums)
         for key in sums:
@@ -231,7 +238,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
 def _log_mean(key: str, sums: dict) -> None:
     """Logs a figure per what it is counted in, likelihoods in bits. What was never measured, as the
     NLL of an order that no step has run yet, is logged as NaN."""
-    kind = key.split("_")[0]
+    kind = key.removeprefix(OF_ENCODER).split("_")[0]
     count = {
         "likelihood": sums["sample_size"],
         "regret": sums.get("tokens_compared"),

@@ -12,14 +12,12 @@ from typing import Any
 
 import torch
 import torch.nn as nn
-from fairseq.distributed import fsdp_wrap
 from fairseq.models.transformer import TransformerDecoderBase
-from fairseq.modules.checkpoint_activations import checkpoint_wrapper
 from torch import Tensor
 
 from .cache import DecodingCache
 from .encoder import EncoderOut
-from .layers import OrderedDecoderLayer
+from .layers import OrderedDecoderLayer, wrapped
 from .orders import STOCK_DECODER_ORDER, parse_order
 from .rows import Arrangement, Rows, source_bias, target_bias
 
@@ -51,13 +49,8 @@ class OrderedDecoder(TransformerDecoderBase):
         self.decoder_orders = decoder_orders
 
     def build_decoder_layer(self, cfg, no_encoder_attn: bool = False) -> nn.Module:
-        """An ordered layer behind fairseq's own wrappers (activation checkpointing, FSDP)."""
-        layer = OrderedDecoderLayer(cfg, no_encoder_attn)
-        if cfg.checkpoint_activations:
-            layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
-        # a checkpointed layer is wrapped whatever its size, as in fairseq
-        smallest = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
-        return fsdp_wrap(layer, min_num_params=smallest)
+        """An ordered layer, wrapped as fairseq wraps its own."""
+        return wrapped(OrderedDecoderLayer(cfg, no_encoder_attn), cfg)
 
     def forward(
         self,

@@ -1,5 +1,5 @@
-"""The decoder block with its sublayers in any order, for rows of several orders at once (IOT,
-section 3.1).
+"""Encoder and decoder blocks with their sublayers in any order, for rows of several orders at once
+(IOT, section 3.1).
 
 Letters: `R` rows (hypotheses), `T` target positions, `S` source positions, `B` and `G` sentences,
 `n` rows of each, `C` width, `H` heads, `D` width of a head, `L` positions looked at.
@@ -8,8 +8,13 @@ Letters: `R` rows (hypotheses), `T` target positions, `S` source positions, `B` 
 from collections.abc import Sequence
 
 import torch
-from fairseq.modules.transformer_layer import TransformerDecoderLayerBase
-from torch import Tensor
+from fairseq.distributed import fsdp_wrap
+from fairseq.modules.checkpoint_activations import checkpoint_wrapper
+from fairseq.modules.transformer_layer import (
+    TransformerDecoderLayerBase,
+    TransformerEncoderLayerBase,
+)
+from torch import Tensor, nn
 
 from .attention import attend, merge_heads, split_heads
 from .cache import LayerMemory, Memory
@@ -20,13 +25,17 @@ from .rows import Rows
 FIRST_STEPS = 32
 
 
-class OrderedDecoderLayer(TransformerDecoderLayerBase):
-    """fairseq's decoder layer, its three sublayers applied in the order of each row.
+class OrderedLayer:
+    """What a layer of fairseq becomes whose sublayers are applied in the order of each row: one
+    method per sublayer, each whole, and a walk through them.
 
     Parameters, names and initial values are fairseq's; each sublayer keeps its own residual and
     its own LayerNorm wherever it stands. Rows of different orders go through a sublayer together
     where `orders.schedule` lets them. Called without `rows` the layer is fairseq's.
     """
+
+    # Whether a position looks at none that comes later.
+    causal: bool
 
     def forward(self, x: Tensor, *args, rows: Rows | None = None, **kwargs):
         """fairseq's, or with `rows` `forward_by_order` (wrappers see `forward` alone)."""
@@ -38,7 +47,7 @@ class OrderedDecoderLayer(TransformerDecoderLayerBase):
         self,
         x: Tensor,
         rows: Rows,
-        source: Tensor | None,
+        source: Tensor | None = None,
         memory: LayerMemory | None = None,
         need_attn: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
@@ -46,8 +55,8 @@ class OrderedDecoderLayer(TransformerDecoderLayerBase):
         Args:
             x: `(R, T, C)`, one block of rows after another, as `rows` tells.
             rows: which of them run under which order.
-            source: encoder states `(S, B, C)`, the sentences as the rows stand; None once the
-                memory has what it needs of them.
+            source: encoder states `(S, B, C)`, the sentences as the rows stand; None in an encoder,
+                and once the memory has what it needs of them.
             memory: of the steps before, which this one adds to; None: all positions are here.
             need_attn: return the cross-attention's weights.
 
@@ -94,7 +103,8 @@ class OrderedDecoderLayer(TransformerDecoderLayerBase):
         if memory is not None:
             keys, values = _remember(memory, ("s", members), keys, values, rows.beams)
         bias = rows.target_bias(members)
-        x, _ = attend(attn, query, keys, values, bias, causal=memory is None and bias is None)
+        causal = self.causal and memory is None and bias is None
+        x, _ = attend(attn, query, keys, values, bias, causal=causal)
         x = attn.out_proj(merge_heads(x).view_as(residual))
         if self.c_attn is not None:
             heads = x.unflatten(-1, (self.nh, self.head_dim))
@@ -103,6 +113,33 @@ class OrderedDecoderLayer(TransformerDecoderLayerBase):
             x = self.attn_ln(x)
         x = self.residual_connection(self.dropout_module(x), residual)
         return x if self.normalize_before else self.self_attn_layer_norm(x)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        residual = x
+        if self.normalize_before:
+            x = self.final_layer_norm(x)
+        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
+        if self.ffn_layernorm is not None:
+            x = self.ffn_layernorm(x)
+        x = self.dropout_module(self.fc2(x))
+        if self.w_resid is not None:
+            residual = torch.mul(self.w_resid, residual)
+        x = self.residual_connection(x, residual)
+        return x if self.normalize_before else self.final_layer_norm(x)
+
+
+class OrderedEncoderLayer(OrderedLayer, TransformerEncoderLayerBase):
+    """fairseq's encoder layer in any order of its two sublayers."""
+
+    causal = False
+    # fairseq scales and norms these in its decoder alone
+    c_attn = attn_ln = ffn_layernorm = w_resid = None
+
+
+class OrderedDecoderLayer(OrderedLayer, TransformerDecoderLayerBase):
+    """fairseq's decoder layer in any order of its three sublayers."""
+
+    causal = True
 
     def _source_keys(
         self,
@@ -148,18 +185,14 @@ class OrderedDecoderLayer(TransformerDecoderLayerBase):
             weights = weights.permute(1, 2, 0, 3, 4, 5).flatten(1, 3)
         return (x if self.normalize_before else self.encoder_attn_layer_norm(x)), weights
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        residual = x
-        if self.normalize_before:
-            x = self.final_layer_norm(x)
-        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
-        if self.ffn_layernorm is not None:
-            x = self.ffn_layernorm(x)
-        x = self.dropout_module(self.fc2(x))
-        if self.w_resid is not None:
-            residual = torch.mul(self.w_resid, residual)
-        x = self.residual_connection(x, residual)
-        return x if self.normalize_before else self.final_layer_norm(x)
+
+def wrapped(layer: nn.Module, cfg) -> nn.Module:
+    """A layer behind fairseq's own wrappers (activation checkpointing, FSDP)."""
+    if cfg.checkpoint_activations:
+        layer = checkpoint_wrapper(layer, offload_to_cpu=cfg.offload_activations)
+    # a checkpointed layer is wrapped whatever its size, as in fairseq
+    smallest = 0 if cfg.checkpoint_activations else cfg.min_params_to_wrap
+    return fsdp_wrap(layer, min_num_params=smallest)
 
 
 def _join(parts: Sequence[Tensor]) -> Tensor:

@@ -11,26 +11,24 @@ from typing import Optional
 
 import numpy as np
 import torch
-import torch.nn.functional as F
-from fairseq.dataclass import FairseqDataclass
+from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
-from fairseq.distributed.utils import get_data_parallel_rank, get_data_parallel_world_size
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.models.transformer import transformer_legacy as stock
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from .choice import Predict, Prediction, of_pairs
 from .decoder import OrderedDecoder
-from .encoder import OrderedEncoder
-from .orders import STOCK_DECODER_ORDER, parse_order, parse_orders
-from .predictor import (
-    TemperatureSchedule,
-    check_clamp,
-    clamped_log_probs,
-    gumbel_noise,
-    gumbel_weights,
+from .encoder import KNOWN_ORDERS, EncoderOut, OrderedEncoder
+from .orders import (
+    STOCK_DECODER_ORDER,
+    pair_names,
+    parse_order,
+    parse_orders,
 )
+from .predictor import TemperatureSchedule, check_clamp
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +42,20 @@ class IotConfig(FairseqDataclass):
         metadata={
             "help": "decoder orders to choose from, by letters (scf,csf,fcs) or by the numbers of "
             "the released code (0,3,5); with the single order scf the model is fairseq's"
+        },
+    )
+    iot_encoder_orders: str = field(
+        default="sf",
+        metadata={
+            "help": "encoder orders to choose from, by letters (sf,fs) or by the numbers of the "
+            "released code (0,1); with the single order sf the encoder is fairseq's"
+        },
+    )
+    iot_pairing: ChoiceEnum(["product", "tied"]) = field(
+        default="product",
+        metadata={
+            "help": "which encoder order goes with which decoder order: product, each with each; "
+            "or tied, as in the released code: sf with the first decoder order, fs with the others"
         },
     )
     iot_tau_max: float = field(
@@ -80,15 +92,23 @@ class IotConfig(FairseqDataclass):
             "by --model-overrides \"{'iot_force_decoder_order': 'csf'}\""
         },
     )
+    iot_force_encoder_order: Optional[str] = field(  # noqa: UP045  (argparse cannot call X | None)
+        default=None,
+        metadata={"help": "encode every sentence under this order; as the decoder's"},
+    )
 
 
 @register_model("iot_transformer")
 class IotTransformerModel(TransformerModel):
-    """The instance-wise ordered Transformer: fairseq's Transformer whose decoder applies its
-    sublayers in an order chosen per sentence.
+    """The instance-wise ordered Transformer: fairseq's Transformer whose decoder, and encoder,
+    apply their sublayers in an order chosen per sentence.
 
     Attributes:
         decoder_orders: the `K` orders as letters; ``encoder_out["decoder_order"]`` counts in them.
+        encoder_orders: the `M` orders; ``encoder_out["encoder_order"]`` counts in them.
+        pairs: the numbers of an encoder and of a decoder order under which the model runs; `P` of
+            them.
+        order_names: what the pairs are called: as the decoder's orders, where the encoder has one.
         tau: the schedule of the temperature.
         num_updates: updates done so far, as fairseq last told it.
     """
@@ -98,6 +118,9 @@ class IotTransformerModel(TransformerModel):
     def __init__(self, args, encoder: OrderedEncoder, decoder: OrderedDecoder) -> None:
         super().__init__(args, encoder, decoder)
         self.decoder_orders = decoder.decoder_orders
+        self.encoder_orders = encoder.orders["encoder"]
+        self.pairs = encoder.pairs
+        self.order_names = pair_names(self.pairs, self.encoder_orders, self.decoder_orders)
         self.tau = _temperature(args)
         self.clamp = args.iot_clamp
         self.gumbel_draws = args.iot_gumbel_draws
@@ -119,9 +142,9 @@ class IotTransformerModel(TransformerModel):
         if OmegaConf.is_config(args):
             args = argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
         fill_iot_defaults(args)
-        orders = _check_options(args)
+        has_choice = _check_options(args)
         schedule = _temperature(args)
-        if len(orders) > 1 and schedule.is_constant_by_oversight:
+        if has_choice and schedule.is_constant_by_oversight:
             logger.info(
                 "--iot-tau-decay is 0: the temperature stays at --iot-tau-max %g and never comes "
                 "down to --iot-tau-min %g (this is the paper's recipe)",
@@ -132,8 +155,10 @@ class IotTransformerModel(TransformerModel):
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens) -> OrderedEncoder:
-        orders, forced = parse_orders(args.iot_decoder_orders), _forced_order(args)
-        return OrderedEncoder(args, src_dict, embed_tokens, orders, forced)
+        orders = _orders(args, "encoder"), _orders(args, "decoder")
+        forced = _forced_order(args, "encoder"), _forced_order(args, "decoder")
+        tied = args.iot_pairing == "tied"
+        return OrderedEncoder(args, src_dict, embed_tokens, *orders, forced, tied)
 
     @classmethod
     def build_decoder(cls, args, tgt_dict, embed_tokens) -> OrderedDecoder:
@@ -141,7 +166,7 @@ class IotTransformerModel(TransformerModel):
             args,
             tgt_dict,
             embed_tokens,
-            parse_orders(args.iot_decoder_orders),
+            _orders(args, "decoder"),
             no_encoder_attn=args.no_cross_attention,
         )
 
@@ -164,45 +189,76 @@ class IotTransformerModel(TransformerModel):
         """
         Args:
             src_tokens, src_lengths, prev_output_tokens: `(B, S)`, `(B,)`, `(B, T)`.
-            every_order: run the decoder under all `K` orders, in training under those drawn for the
+            every_order: run under all `P` pairs of orders, in training under those drawn for the
                 step (what the criterion asks for).
             others: as in fairseq.
 
         Returns:
-            As fairseq, each sentence under its own order. With `every_order` logits
+            As fairseq, each sentence under its own orders. With `every_order` logits
             `(N, B, T, V)` (with `features_only` states `(N, B, T, C)`), and a dictionary with
-            ``ran``, the numbers of the `N` orders that they are of; ``log_probs``,
-            ``clamped_log_probs`` and ``weights`` of all the orders, each `(B, K)`; ``chosen``
-            `(B,)`; ``tau``; and ``projection``, which makes logits of states, `(V, C)`.
+            ``ran``, the numbers of the `N` pairs that they are of; ``log_probs`` and ``weights`` of
+            all the pairs, each `(B, P)`; ``chosen`` `(B,)`; ``predictions``, by side of the model,
+            where it has a choice; ``tau``; and ``projection``, which makes logits of states,
+            `(V, C)`.
         """
-        if every_order and self.decoder.output_projection is None:
-            raise ValueError(
-                "--adaptive-softmax-cutoff must not be given with --iot-smoothing released, which "
-                "needs logits over the whole vocabulary"
-            )
-        encoder_out = self.encoder(src_tokens, src_lengths, return_all_hiddens)
         if every_order:
-            ran = self._draw_orders() if self.training else tuple(range(len(self.decoder_orders)))
-            orders = tuple(self.decoder_orders[number] for number in ran)
-            outputs = self.decoder.under_each(prev_output_tokens, encoder_out, orders)
-            if not features_only:
-                outputs = self.decoder.output_layer(outputs)
-            choice = self._weigh_orders(encoder_out, len(src_tokens)) | {"ran": list(ran)}
-            # a view, so that torch's DDP finds the parameter in the graph of what we return
-            projection = self.decoder.output_projection.weight
-            return outputs, {**choice, "projection": projection.view_as(projection)}
-        if self.training and len(self.decoder_orders) > 1:
+            return self._every_order(src_tokens, src_lengths, prev_output_tokens, features_only)
+        if self.training and len(self.pairs) > 1:
             raise ValueError(
                 "--criterion must be iot_label_smoothed_cross_entropy to train a choice of "
-                f"{len(self.decoder_orders)} orders: under another one the predictor learns nothing"
+                f"{len(self.pairs)} orders: under another one the predictor learns nothing"
             )
         return self.decoder(
             prev_output_tokens,
-            encoder_out=encoder_out,
+            encoder_out=self.encoder(src_tokens, src_lengths, return_all_hiddens),
             features_only=features_only,
             alignment_layer=alignment_layer,
             alignment_heads=alignment_heads,
         )
+
+    def _every_order(
+        self,
+        src_tokens: Tensor,
+        src_lengths: Tensor,
+        prev_output_tokens: Tensor,
+        features_only: bool,
+    ) -> tuple[Tensor, dict]:
+        if self.decoder.output_projection is None:
+            raise ValueError(
+                "--adaptive-softmax-cutoff must not be given with --iot-smoothing released, which "
+                "needs logits over the whole vocabulary"
+            )
+        encode = self.encoder if len(self.encoder_orders) == 1 else self.encoder.under_each
+        encoder_out = encode(src_tokens, src_lengths)
+        drawn = self._draw_orders() if self.training else range(len(self.decoder_orders))
+        ran = [number for number, (_, second) in enumerate(self.pairs) if second in drawn]
+        outputs = self._decode_pairs(prev_output_tokens, encoder_out, ran)
+        if not features_only:
+            outputs = self.decoder.output_layer(outputs)
+        # a view, so that torch's DDP finds the parameter in the graph of what we return
+        projection = self.decoder.output_projection.weight
+        choice = self._weigh_orders(encoder_out, len(src_tokens))
+        return outputs, {**choice, "ran": ran, "projection": projection.view_as(projection)}
+
+    def _decode_pairs(
+        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, ran: list[int]
+    ) -> Tensor:
+        """States under these pairs, `(N, B, T, C)`; the encoder's output is of `M B` sentences."""
+        pairs = [self.pairs[number] for number in ran]
+        size = len(prev_output_tokens)
+        if self.encoder.tied:
+            sentence = torch.arange(size, device=prev_output_tokens.device)
+            rows = torch.cat([first * size + sentence for first, _ in pairs])
+            encoder_out = self.encoder.reorder_encoder_out(encoder_out, rows)
+            seconds = sentence.new_tensor([second for _, second in pairs]).repeat_interleave(size)
+            encoder_out = {**encoder_out, "decoder_order": [seconds]}
+            tokens = prev_output_tokens.repeat(len(pairs), 1)
+            return self.decoder.extract_features(tokens, encoder_out)[0].unflatten(0, (-1, size))
+        orders = tuple(dict.fromkeys(self.decoder_orders[second] for _, second in pairs))
+        tokens = prev_output_tokens.repeat(len(self.encoder_orders), 1)
+        states = self.decoder.under_each(tokens, encoder_out, orders)
+        # (K, M B, T, C) as (M K, B, T, C)
+        return states.unflatten(1, (-1, size)).transpose(0, 1).flatten(0, 1)
 
     def _draw_orders(self) -> tuple[int, ...]:
         """The numbers of the orders that this training step runs.
@@ -216,39 +272,32 @@ class IotTransformerModel(TransformerModel):
         generator = np.random.default_rng((torch.initial_seed(), self.num_updates))
         return tuple(sorted(generator.choice(num_orders, self.orders_per_step, False).tolist()))
 
-    def _weigh_orders(self, encoder_out: dict[str, list[Tensor]], num_sentences: int) -> dict:
-        """Probabilities and weights: Gumbel-softmax in training, else all on the chosen order."""
-        if len(self.decoder_orders) == 1:
-            states = encoder_out["encoder_out"][0]
-            logits = torch.zeros(num_sentences, 1, device=states.device)
-            chosen = logits.new_zeros(num_sentences, dtype=torch.long)
-        else:
-            logits, chosen = (encoder_out[k][0] for k in ("decoder_order_logits", "decoder_order"))
-        if self.training:
-            if self.encoder.forced_index is not None:
-                raise ValueError(
-                    "--iot-force-decoder-order is for decoding and must not be given in training; "
-                    "to train one order alone give it to --iot-decoder-orders"
-                )
-            logits = self.encoder.dropout_module(logits)
-            chosen = logits.detach().argmax(dim=-1)
-        clamped = clamped_log_probs(logits, self.clamp)
+    def _weigh_orders(self, encoder_out: EncoderOut, num_sentences: int) -> dict:
+        """Probabilities and weights: Gumbel-softmax in training, else all on the chosen pair."""
         tau = self.tau(self.num_updates)
-        if self.training:
-            # fairseq seeds every process alike: each goes on to a draw of its own
-            rank = get_data_parallel_rank() if get_data_parallel_world_size() > 1 else 0
-            for _ in range(rank + 1):
-                noise = gumbel_noise((self.gumbel_draws, *logits.shape), like=logits)
-            weights = gumbel_weights(clamped, noise, tau)
-        else:
-            weights = F.one_hot(chosen, logits.size(-1)).to(logits)
-        return {
-            "log_probs": F.log_softmax(logits, dim=-1),
-            "clamped_log_probs": clamped,
-            "weights": weights,
-            "chosen": chosen,
-            "tau": tau,
-        }
+        predict = Predict(self.clamp, self.gumbel_draws, tau, self.training)
+        predictions: dict[str, Prediction] = {}
+        for side, forced in zip(("encoder", "decoder"), self.encoder.forced, strict=True):
+            if self.training and forced is not None:
+                raise ValueError(
+                    f"--iot-force-{side}-order is for decoding and must not be given in training; "
+                    f"to train one order alone give it to --iot-{side}-orders"
+                )
+            if f"{side}_order_logits" not in encoder_out:
+                continue
+            (logits,) = encoder_out[f"{side}_order_logits"]
+            if self.encoder.tied:
+                logits = logits.unflatten(0, (-1, num_sentences))[[m for m, _ in self.pairs]]
+            if self.training:
+                logits = self.encoder.dropout_module(logits)
+            of_side = predict.tied if self.encoder.tied else predict
+            predictions[side] = of_side(logits, forced)
+        if not predictions:  # a single order: its row of no logits
+            states = encoder_out["encoder_out"][0]
+            one = torch.zeros(num_sentences, 1, device=states.device)
+            predictions["decoder"] = predict(one)
+        pairs = of_pairs(predictions.get("encoder"), predictions.get("decoder"))
+        return {**pairs, "predictions": predictions, "tau": tau}
 
 
 def _temperature(args) -> TemperatureSchedule:
@@ -257,22 +306,35 @@ def _temperature(args) -> TemperatureSchedule:
     )
 
 
-def _forced_order(args) -> str | None:
-    """The order to force, which must be one of the model's.
+def _orders(args, side: str) -> tuple[str, ...]:
+    return parse_orders(
+        getattr(args, f"iot_{side}_orders"), f"--iot-{side}-orders", KNOWN_ORDERS[side]
+    )
+
+
+def _forced_order(args, side: str) -> int | None:
+    """The number of the order to force, which must be one of the model's.
 
     Raises:
         ValueError: it is none of them.
     """
-    if args.iot_force_decoder_order is None:
+    option = f"iot_force_{side}_order"
+    text = getattr(args, option)
+    if text is None:
         return None
-    orders = parse_orders(args.iot_decoder_orders)
-    forced = parse_order(args.iot_force_decoder_order, "iot_force_decoder_order")
+    orders = _orders(args, side)
+    forced = parse_order(text, option, KNOWN_ORDERS[side])
     if forced not in orders:
         raise ValueError(
-            f"iot_force_decoder_order must be one of the model's orders {', '.join(orders)}, "
-            f"but is {args.iot_force_decoder_order!r} instead"
+            f"{option} must be one of the model's orders {', '.join(orders)}, "
+            f"but is {text!r} instead"
         )
-    return forced
+    if side == "encoder" and args.iot_pairing == "tied":
+        raise ValueError(
+            "iot_force_encoder_order must not be given with --iot-pairing tied, where the decoder "
+            "order decides on it: give iot_force_decoder_order"
+        )
+    return orders.index(forced)
 
 
 # Options of fairseq that any order but its own rules out, and why.
@@ -290,35 +352,60 @@ SINGLE_ORDER_ONLY = {
 }
 
 
-def _check_options(args) -> tuple[str, ...]:
-    """Checks what can be checked before anything is built; returns the orders."""
-    orders = parse_orders(args.iot_decoder_orders)
+def _check_options(args) -> bool:
+    """Checks what can be checked before anything is built; tells whether there is a choice."""
+    orders = {side: _orders(args, side) for side in KNOWN_ORDERS}
     _temperature(args)
-    check_clamp(args.iot_clamp, len(orders))
-    _forced_order(args)
+    check_clamp(args.iot_clamp, max(map(len, orders.values())))
+    for side in orders:
+        _forced_order(args, side)
+    _check_numbers(args, len(orders["decoder"]))
+    if args.iot_pairing == "tied":
+        _check_tied(args, orders)
+    if getattr(args, "base_layers", 0):
+        raise ValueError("--base-layers must be 0: a base layer stands outside every order")
+    has_choice = any(len(names) > 1 for names in orders.values())
+    refused = {}
+    if orders["decoder"] != (STOCK_DECODER_ORDER,):
+        refused |= STOCK_ORDER_ONLY
+    if has_choice:
+        refused |= SINGLE_ORDER_ONLY
+    for name, why in refused.items():
+        if getattr(args, name, None):
+            side = (
+                "decoder" if len(orders["encoder"]) == 1 or name in STOCK_ORDER_ONLY else "encoder"
+            )
+            raise ValueError(
+                f"--{name.replace('_', '-')} cannot be had with --iot-{side}-orders "
+                f"{','.join(orders[side])}: {why}"
+            )
+    return has_choice
+
+
+def _check_numbers(args, num_orders: int) -> None:
     if args.iot_gumbel_draws < 1:
         raise ValueError(
             f"--iot-gumbel-draws must be 1 or more, but is {args.iot_gumbel_draws} instead"
         )
-    if args.iot_orders_per_step is not None and not 1 <= args.iot_orders_per_step <= len(orders):
+    if args.iot_orders_per_step is not None and not 1 <= args.iot_orders_per_step <= num_orders:
         raise ValueError(
-            f"--iot-orders-per-step must lie between 1 and the number of orders, {len(orders)}, "
+            f"--iot-orders-per-step must lie between 1 and the number of orders, {num_orders}, "
             f"but is {args.iot_orders_per_step} instead"
         )
-    if getattr(args, "base_layers", 0):
-        raise ValueError("--base-layers must be 0: a base layer stands outside every order")
-    refused = {}
-    if orders != (STOCK_DECODER_ORDER,):
-        refused |= STOCK_ORDER_ONLY
-    if len(orders) > 1:
-        refused |= SINGLE_ORDER_ONLY
-    for name, why in refused.items():
-        if getattr(args, name, None):
+
+
+def _check_tied(args, orders: dict[str, tuple[str, ...]]) -> None:
+    for side, names in orders.items():
+        if len(names) < 2:
             raise ValueError(
-                f"--{name.replace('_', '-')} cannot be had with --iot-decoder-orders "
-                f"{','.join(orders)}: {why}"
+                f"--iot-{side}-orders must name two orders or more with --iot-pairing tied, "
+                f"but names {','.join(names)}"
             )
-    return orders
+    if args.iot_gumbel_draws not in (1, len(orders["decoder"])):
+        raise ValueError(
+            f"--iot-gumbel-draws must be 1 or {len(orders['decoder'])}, the number of decoder "
+            f"orders, with --iot-pairing tied, but is {args.iot_gumbel_draws} instead"
+        )
 
 
 def fill_iot_defaults(args) -> None:

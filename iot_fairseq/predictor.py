@@ -115,6 +115,11 @@ def clamped_log_probs(logits: Tensor, clamp: float) -> Tensor:
     return F.softmax(logits, dim=-1).clamp(clamp, highest).log()
 
 
+def mean_log_probs(log_probs: Tensor) -> Tensor:
+    """The logarithm of the mean of probabilities over the first axis, `(n, B, K)` to `(B, K)`."""
+    return log_probs.logsumexp(dim=0) - math.log(len(log_probs))
+
+
 def gumbel_noise(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Standard Gumbel noise from torch's seeded generator, float32, on the device of `like`."""
     exponential = torch.empty(shape, dtype=torch.float32, device=like.device).exponential_()

@@ -84,11 +84,12 @@ def _check_training(cfg) -> None:
                 f"--{name} must not be given without a GPU: fairseq's half-precision training "
                 "runs on none; leave it out (a checkpoint decodes in either precision)"
             )
-    if getattr(cfg, "iot_force_decoder_order", None) is not None:
-        raise ValueError(
-            "--iot-force-decoder-order is for decoding and must not be given in training; "
-            "to train one order alone give it to --iot-decoder-orders"
-        )
+    for side in ("encoder", "decoder"):
+        if getattr(cfg, f"iot_force_{side}_order", None) is not None:
+            raise ValueError(
+                f"--iot-force-{side}-order is for decoding and must not be given in training; "
+                f"to train one order alone give it to --iot-{side}-orders"
+            )
 
 
 class WholeDataset(BaseWrapperDataset):
@@ -124,7 +125,7 @@ def predict_orders(
     max_tokens: int | None = None,
     max_sentences: int | None = None,
 ) -> np.ndarray:
-    """The order that each model chooses for each sentence, by one pass of its encoder.
+    """The orders that each model chooses for each sentence, by one pass of its encoder.
 
     Args:
         models: models of several orders, in evaluation mode.
@@ -133,7 +134,7 @@ def predict_orders(
         max_tokens, max_sentences: limits of a batch.
 
     Returns:
-        Numbers of orders, `(B, models)`, in the sequence of `indices`.
+        Numbers of the models' pairs of orders, `(B, models)`, in the sequence of `indices`.
     """
     if max_tokens is None and max_sentences is None:
         max_tokens = DEFAULT_MAX_TOKENS
@@ -151,5 +152,6 @@ def predict_orders(
             source = {k: sample["net_input"][k] for k in ("src_tokens", "src_lengths")}
             rows = [place[index] for index in sample["id"].tolist()]
             for number, model in enumerate(models):
-                orders[rows, number] = model.encoder(**source)["decoder_order"][0].cpu().numpy()
+                chosen = model.encoder.pair_numbers(model.encoder(**source))
+                orders[rows, number] = chosen.cpu().numpy()
     return orders

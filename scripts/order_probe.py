@@ -162,7 +162,7 @@ def main() -> None:
         )
     except (OSError, ValueError) as error:
         sys.exit(f"order_probe.py: {error}")
-    print(f"{len(test.nll)} sentences, orders {','.join(model.decoder_orders)}")
+    print(f"{len(test.nll)} sentences, orders {','.join(model.order_names)}")
     print(f"{'orders taken':34} bits per token   right")
     for name, bits, right in compare(train, test, args.seed):
         print(f"{name:34} {bits:14.4f}   {right:5.1%}")

@@ -12,6 +12,8 @@ from omegaconf import DictConfig
 from ..checkpoints import TASK, load
 from ..task import IotTranslationTask
 
+FORCED = ("iot_force_encoder_order", "iot_force_decoder_order")
+
 
 def configure(data: str, **flags: object) -> DictConfig:
     """fairseq's settings for translating with our task.
@@ -83,7 +85,7 @@ def load_model(task: IotTranslationTask, path: str) -> BaseFairseqModel:
     try:
         # what a checkpoint was made to force is no choice
         (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
-            [path], arg_overrides={"iot_force_decoder_order": None}, task=task
+            [path], arg_overrides=dict.fromkeys(FORCED), task=task
         )
     except Exception as error:
         reason = str(error).strip()
@@ -91,7 +93,7 @@ def load_model(task: IotTranslationTask, path: str) -> BaseFairseqModel:
             f"--path must be a checkpoint that fits the dictionaries of {task.cfg.data}, but {path}"
             f" does not: {reason}"
         ) from None
-    orders = getattr(model, "decoder_orders", ())
+    orders = getattr(model, "order_names", ())
     if len(orders) < 2:
         what = f"knows {orders[0]} alone" if orders else f"holds a {type(model).__name__}"
         raise ValueError(

@@ -204,7 +204,7 @@ def run_report(args: argparse.Namespace) -> dict:
     source, target = task.cfg.source_lang, task.cfg.target_lang
     print(
         f"Translating {len(dataset):,} sentences of {args.gen_subset} ({source}-{target}) under "
-        f"{', '.join(model.decoder_orders)}",
+        f"{', '.join(model.order_names)}",
         flush=True,
     )
     if torch.cuda.is_available() and not args.cpu:

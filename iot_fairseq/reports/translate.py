@@ -19,6 +19,7 @@ from tqdm import tqdm
 
 from ..encoder import EncoderOut, OrderedEncoder
 from ..objective import weighed_losses
+from ..orders import Pair
 from ..task import IotTranslationTask
 
 
@@ -27,7 +28,7 @@ class Measured:
     """What a model did with every sentence of a set, in the sequence of the data.
 
     Attributes:
-        orders: the `K` orders.
+        orders: the `K` orders, or pairs of an encoder and a decoder order.
         sources, references: text.
         source_lengths, target_lengths: tokens, the first without EOS, the second with it, `(B,)`.
         probabilities: of the orders, `(B, K)`.
@@ -98,17 +99,15 @@ class Attention:
 
 
 class _EncoderOfOneOrder(FairseqEncoder):
-    """An encoder that has every sentence decoded under one order."""
+    """An encoder that has every sentence run under one pair of orders."""
 
-    def __init__(self, encoder: OrderedEncoder, number: int) -> None:
+    def __init__(self, encoder: OrderedEncoder, pair: Pair) -> None:
         super().__init__(encoder.dictionary)
         self.encoder = encoder
-        self.number = number
+        self.pair = pair
 
     def forward(self, src_tokens: Tensor, src_lengths: Tensor, **kwargs) -> EncoderOut:
-        out = self.encoder(src_tokens, src_lengths, **kwargs)
-        forced = [torch.full_like(order, self.number) for order in out["decoder_order"]]
-        return {**out, "decoder_order": forced}
+        return self.encoder(src_tokens, src_lengths, pair=self.pair, **kwargs)
 
     def reorder_encoder_out(self, encoder_out: EncoderOut, new_order: Tensor) -> EncoderOut:
         return self.encoder.reorder_encoder_out(encoder_out, new_order)
@@ -136,7 +135,7 @@ def measure(
     Raises:
         ValueError: a sentence is longer than the model can take.
     """
-    measured = Measured.empty(model.decoder_orders, len(dataset))
+    measured = Measured.empty(model.order_names, len(dataset))
     batches = split(task, model, dataset, config.dataset.max_tokens, config.dataset.batch_size)
     generators = _generators(task, model, config)
     cuda = next(model.parameters()).is_cuda
@@ -197,7 +196,7 @@ def split(
 def score_references(model: BaseFairseqModel, sample: dict) -> tuple[Tensor, dict]:
     """-log p(reference) of a batch under every order, nats, `(B, K)`, and the model's choice."""
     features, choice = model(**sample["net_input"], every_order=True, features_only=True)
-    shape = (len(sample["target"]), len(model.decoder_orders))
+    shape = (len(sample["target"]), len(model.order_names))
     unweighed = features.new_zeros(shape, dtype=torch.float32)
     pad = model.decoder.padding_idx
     _, nll, *_ = weighed_losses(
@@ -231,7 +230,7 @@ def measure_attention(
                 sample = utils.move_to_cuda(sample)
             source = [task.source_dictionary[n] for n in sample["net_input"]["src_tokens"][0]]
             found[row] = {}
-            for order, (under_one, generator) in zip(model.decoder_orders, generators, strict=True):
+            for order, (under_one, generator) in zip(model.order_names, generators, strict=True):
                 best = task.inference_step(generator, [under_one], sample)[0][0]
                 target = [task.target_dictionary[n] for n in best["tokens"]]
                 weights = best["attention"].float().cpu().numpy().T
@@ -246,8 +245,8 @@ def _generators(
     return [
         (under_one, task.build_generator([under_one], config.generation))
         for under_one in (
-            FairseqEncoderDecoderModel(_EncoderOfOneOrder(model.encoder, number), model.decoder)
-            for number in range(len(model.decoder_orders))
+            FairseqEncoderDecoderModel(_EncoderOfOneOrder(model.encoder, pair), model.decoder)
+            for pair in model.pairs
         )
     ]
 

@@ -15,14 +15,14 @@ from fairseq.trainer import Trainer
 from fairseq_cli import train as fairseq_train
 from helpers import build_criterion, build_model, build_task, gradients, random_batch, randomize
 
-from iot_fairseq import model as model_module
+from iot_fairseq import choice as choice_module
 from iot_fairseq import objective
 
 
 def test_gradients_of_two_micro_batches(monkeypatch):
     """Equal to those of the one batch, but for the term that is a mean over the batch: there they
     differ by exactly the gradient of its difference."""
-    monkeypatch.setattr(model_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
+    monkeypatch.setattr(choice_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
     lengths = (7, 3, 5, 1, 6, 2), (4, 1, 6, 5, 3, 3)
     model = randomize(build_model(iot_decoder_orders="scf,csf,fcs")).train()
     whole = random_batch(1, *lengths)
@@ -85,7 +85,7 @@ def one_of_two(
     rank: int, port: int, data: Path, folder: Path, backend: str, quiet: bool, flags: dict
 ) -> None:
     """One of two processes of a training: saves its weights and the noise it drew."""
-    trainers, noise, weigh = [], [], model_module.gumbel_weights
+    trainers, noise, weigh = [], [], choice_module.gumbel_weights
 
     class Kept(Trainer):
         def __init__(self, *args, **kwargs) -> None:
@@ -102,7 +102,7 @@ def one_of_two(
 
     fairseq_train.Trainer = Kept
     distributed_fairseq_model.DistributedDataParallel = on_cpu
-    model_module.gumbel_weights = weigh_and_keep
+    choice_module.gumbel_weights = weigh_and_keep
     output = train(
         data,
         folder,
@@ -158,7 +158,7 @@ def test_two_processes_are_one_with_twice_the_micro_batches(
     first, second = two_processes(backend, quiet=True, **flags)
     assert same(first["model"], second["model"])
     assert all(np.isfinite(float(loss)) for loss in first["losses"])
-    monkeypatch.setattr(model_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
+    monkeypatch.setattr(choice_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
     output = train(corpus.folder, tmp_path / "alone", **TWO, **flags, update_freq=2)
     assert [line["loss"] for line in output.stats("train_inner")] == first["losses"]
     for name, want in load(tmp_path / "alone")["model"].items():

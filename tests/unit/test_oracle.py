@@ -1,15 +1,14 @@
 """The package against the numbers of the released IOT code (`../shared/oracle`, or $IOT_ORACLE).
 
-Values agree to 1e-5 times the array's largest magnitude (or 1), gradients to 1e-4. Two groups of
-arrays are left out: `enc2/*`, for encoder orders are not supported, and `trainer/pre/*`, whose
-weights are not shipped.
+Values agree to 1e-5 times the array's largest magnitude (or 1), gradients to 1e-4. One group of
+arrays is left out: `trainer/pre/*`, whose weights are not shipped.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -26,17 +25,14 @@ from released import (
     released_batch,
 )
 
-from iot_fairseq import model as model_module
-from iot_fairseq.orders import DECODER_ORDERS
+from iot_fairseq import choice as choice_module
+from iot_fairseq.orders import DECODER_ORDERS, ENCODER_ORDERS
 from iot_fairseq.predictor import TemperatureSchedule, clamped_log_probs, gumbel_weights
 
 MODEL, LOSS, SCHEDULE = "model_post", "loss_post", "schedule_trainer"
 CLAMP, GRADIENT = 0.05, 1e-4
 SETS = {"0": "0", "3": "3", "04": "0,4", "035": "0,3,5", "012345": "0,1,2,3,4,5"}
-NOT_SUPPORTED = re.compile(
-    r"enc2/.*"  # encoder orders
-    r"|trainer/pre/.*"  # from weights that are not shipped
-)
+WITHOUT_WEIGHTS = re.compile(r"trainer/pre/.*")
 DESCRIPTIONS = re.compile(
     r"w/.*|src_tokens|src_lengths|prev_output_tokens|target|ntokens|taus|clamp_flags|param_names"
     r"|o\d+/(orders|noise)|tau/(configs_max_min_r_freq|updates)|trainer/post/noise"
@@ -59,7 +55,7 @@ def noise(monkeypatch):
             assert tuple(shape) == values.shape
             return torch.from_numpy(values).to(like)
 
-        monkeypatch.setattr(model_module, "gumbel_noise", stored)
+        monkeypatch.setattr(choice_module, "gumbel_noise", stored)
 
     return give
 
@@ -80,31 +76,35 @@ def released_model(oracle):
 # ---------------------------------------------------------------- states and logits
 
 
-def test_encoder_and_predictor(oracle, ledger, released_model, batch):
-    model = released_model(SETS["012345"]).eval()
+@pytest.mark.parametrize("number", range(2), ids=ENCODER_ORDERS)
+def test_encoder_and_predictor(oracle, ledger, released_model, batch, number):
+    model = released_model(
+        SETS["012345"], iot_encoder_orders="sf,fs", iot_force_encoder_order=str(number)
+    ).eval()
     arrays, net = oracle(MODEL), batch["net_input"]
     out = model.encoder(net["src_tokens"], net["src_lengths"])
     real = net["src_tokens"].ne(1)
     states = out["encoder_out"][0].transpose(0, 1)[real]
-    # the second encoder order of these arrays is one of the encoder orders not supported
-    want = arrays["encoder_out"][0].transpose(1, 0, 2)[real.numpy()]
+    want = arrays["encoder_out"][number].transpose(1, 0, 2)[real.numpy()]
     ledger.compare(MODEL, "encoder_out", states, want)
     logits = out["decoder_order_logits"][0]
-    ledger.compare(MODEL, "predictor_logits", logits, arrays["predictor_logits"][0])
+    ledger.compare(MODEL, "predictor_logits", logits, arrays["predictor_logits"][number])
 
 
-@pytest.mark.parametrize("number", range(6))
-def test_decoder(oracle, ledger, released_model, batch, number):
-    model = released_model(SETS["012345"]).eval()
+@pytest.mark.parametrize("encoder", range(2), ids=ENCODER_ORDERS)
+@pytest.mark.parametrize("number", range(6), ids=DECODER_ORDERS)
+def test_decoder(oracle, ledger, released_model, batch, number, encoder):
+    model = released_model(SETS["012345"], iot_encoder_orders=str(encoder)).eval()
     arrays, net = oracle(MODEL), batch["net_input"]
     memory = model.encoder(net["src_tokens"], net["src_lengths"])
     logits, extra = model.decoder(net["prev_output_tokens"], memory, order=DECODER_ORDERS[number])
     real = batch["target"].ne(1)
-    want = arrays["decoder_logits"][0, number][real.numpy()]
+    want = arrays["decoder_logits"][encoder, number][real.numpy()]
     ledger.compare(MODEL, "decoder_logits", logits[real], want)
-    states = torch.stack(extra["inner_states"]).transpose(1, 2)[:, real]
-    want = arrays[f"dec_states/order{number}"].transpose(0, 2, 1, 3)[:, real.numpy()]
-    ledger.compare(MODEL, f"dec_states/order{number}", states, want)
+    if encoder == 0:
+        states = torch.stack(extra["inner_states"]).transpose(1, 2)[:, real]
+        want = arrays[f"dec_states/order{number}"].transpose(0, 2, 1, 3)[:, real.numpy()]
+        ledger.compare(MODEL, f"dec_states/order{number}", states, want)
 
 
 # ---------------------------------------------------------------- weights, losses, gradients
@@ -132,10 +132,9 @@ def evaluate(model, batch: dict, sentence_avg: bool = False) -> Result:
         choices.append(choice)
         if model.clamp:
             return output
-        return logits, {
-            **choice,
-            "clamped_log_probs": clamped_log_probs(choice["log_probs"], CLAMP),
-        }
+        clamped = clamped_log_probs(choice["log_probs"], CLAMP)
+        prediction = replace(choice["predictions"]["decoder"], clamped_log_probs=clamped)
+        return logits, {**choice, "predictions": {"decoder": prediction}}
 
     choices: list[dict] = []
     criterion = build_criterion(build_task(VOCABULARY), sentence_avg, **TERMS)
@@ -200,7 +199,7 @@ def test_probabilities_and_weights_of_each_draw(oracle, ledger, released_model, 
     arrays = oracle(LOSS)
     model = released_model(SETS[orders]).eval()
     _, choice = model(**batch["net_input"], every_order=True)
-    clamped = choice["clamped_log_probs"]
+    clamped = choice["predictions"]["decoder"].clamped_log_probs
     prefix = f"o{orders}"
     ledger.compare(LOSS, f"{prefix}/probs", choice["log_probs"].exp(), arrays[f"{prefix}/probs"])
     name = f"{prefix}/probs_clamped"
@@ -231,6 +230,50 @@ def test_sentence_avg(oracle, ledger, released_model, batch, noise):
     compare_result(ledger, arrays, "sentence_avg/indep", (), result)
     result.loss.backward()
     compare_gradients(ledger, arrays, "sentence_avg/indep", (), model)
+
+
+@pytest.fixture
+def tied_model(released_model):
+    """Two encoder orders as the released code has them: the second with all decoder orders but the
+    first."""
+    return released_model(
+        SETS["035"],
+        iot_encoder_orders="sf,fs",
+        iot_pairing="tied",
+        iot_tau_max=2.0,
+        iot_tau_min=2.0,
+        iot_gumbel_draws=3,
+    )
+
+
+def test_tied_encoder_orders_in_training(oracle, ledger, tied_model, batch, noise):
+    arrays, model = oracle(LOSS), tied_model.train()
+    noise(arrays["o035/noise"])
+    result = evaluate(model, batch)
+    compare_result(ledger, arrays, "enc2/indep", (), result)
+    result.loss.backward()
+    compare_gradients(ledger, arrays, "enc2/indep", (), model)
+
+
+def test_tied_encoder_orders_in_validation(oracle, ledger, tied_model, batch):
+    arrays, model = oracle(LOSS), tied_model.eval()
+    compare_result(ledger, arrays, "enc2/hard", (), evaluate(model, batch))
+    _, choice = model(**batch["net_input"], every_order=True)
+    clamped = choice["predictions"]["decoder"].clamped_log_probs
+    ledger.compare(LOSS, "enc2/probs", choice["log_probs"].exp(), arrays["enc2/probs"])
+    ledger.compare(LOSS, "enc2/probs_clamped", clamped.exp(), arrays["enc2/probs_clamped"])
+
+
+def test_weights_of_each_tied_pass(oracle, ledger, tied_model, batch):
+    arrays, model = oracle(LOSS), tied_model.eval()
+    both = model.encoder.under_each(**{k: batch["net_input"][k] for k in ("src_tokens",)})
+    logits = both["decoder_order_logits"][0].unflatten(0, (2, -1))[[0, 1, 1]]
+    name, noise = "enc2/indep/weights_per_pass", torch.from_numpy(arrays["o035/noise"])
+    each = [
+        gumbel_weights(clamped_log_probs(of_pass, CLAMP), draw[None], 2.0)
+        for of_pass, draw in zip(logits, noise, strict=True)
+    ]
+    ledger.compare(LOSS, name, torch.stack(each), arrays[name])
 
 
 # ---------------------------------------------------------------- temperature and training
@@ -314,7 +357,7 @@ def test_every_array_was_compared(oracle, ledger, request):
     if request.config.getoption("keyword") or any("::" in arg for arg in request.config.args):
         pytest.skip("only a part of this file was asked for")
     for file in (MODEL, LOSS, SCHEDULE):
-        exceptions = (NOT_SUPPORTED, DESCRIPTIONS)
+        exceptions = (WITHOUT_WEIGHTS, DESCRIPTIONS)
         wanted = {name for name in oracle(file) if not any(e.fullmatch(name) for e in exceptions)}
         missing = wanted - set(ledger.deviations[file])
         assert not missing, f"{file}: never compared: {sorted(missing)}"

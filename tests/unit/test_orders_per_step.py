@@ -10,7 +10,7 @@ import torch
 from fairseq.logging import metrics
 from helpers import build_criterion, build_model, build_task, gradients, random_batch, randomize
 
-from iot_fairseq import model as model_module
+from iot_fairseq import choice as choice_module
 from iot_fairseq.criterion import IotLabelSmoothedCrossEntropyCriterion
 
 ORDERS = ("scf", "csf", "fcs", "sfc")
@@ -24,7 +24,7 @@ def build(number: int | None, **options):
 @pytest.fixture(autouse=True)
 def no_noise(monkeypatch):
     """Every draw of Gumbel noise is zero."""
-    monkeypatch.setattr(model_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
+    monkeypatch.setattr(choice_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
 
 
 def evaluate(model, ran: tuple[int, ...], **options):

@@ -20,7 +20,7 @@ from helpers import (
     randomize,
 )
 
-from iot_fairseq import model as model_module
+from iot_fairseq import choice as choice_module
 from iot_fairseq import objective
 from iot_fairseq.predictor import TemperatureSchedule
 
@@ -108,7 +108,7 @@ def build_pair(monkeypatch):
         # the losses are computed chunk by chunk: with several chunks and a rest
         monkeypatch.setattr(objective, "CHUNK", 7)
         monkeypatch.setattr(
-            model_module, "gumbel_noise", lambda shape, like: torch.from_numpy(noise).to(like)
+            choice_module, "gumbel_noise", lambda shape, like: torch.from_numpy(noise).to(like)
         )
         shape = twin.Shape(SMALL["encoder_attention_heads"], pre_norm=pre_norm)
         return Pair(model, numpy_weights(model), shape, batch, noise)
