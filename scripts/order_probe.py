@@ -153,6 +153,11 @@ def main() -> None:
     try:
         task = load_task(configure(args.data, gen_subset=args.gen_subset))
         model = load_model(task, args.path)
+        if len(model.encoder_orders) > 1:
+            raise ValueError(
+                "--path must be a model of one encoder order, but has "
+                f"{','.join(model.encoder_orders)}: probes see the encoder's states"
+            )
         train, test = (
             score(task, model, flag, subset, args.max_tokens)
             for flag, subset in (

@@ -37,7 +37,8 @@ class Output:
     Attributes:
         text: all of it, in sequence.
         records: the log.
-        chosen: for each source sentence (its tokens) all orders that it was ever given.
+        chosen: for each source sentence (its tokens) all orders that it was ever given, or pairs of
+            an encoder and a decoder order, by number.
         orders_at_once: for each batch that was decoded the number of orders in it.
     """
 
@@ -103,7 +104,9 @@ def watch_orders(output: Output) -> Iterator[None]:
 
     def encode_and_tell(encoder, src_tokens, *args, **kwargs):
         out = encode(encoder, src_tokens, *args, **kwargs)
-        for row, order in zip(src_tokens, out.get("decoder_order", [()])[0], strict=False):
+        has_choice = {"encoder_order", "decoder_order"} & set(out)
+        orders = encoder.pair_numbers(out) if has_choice else ()
+        for row, order in zip(src_tokens, orders, strict=False):
             sentence = tuple(row[row != encoder.padding_idx].tolist())
             output.chosen.setdefault(sentence, set()).add(int(order))
         return out

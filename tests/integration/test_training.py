@@ -224,7 +224,7 @@ def test_an_untrained_predictor_may_not_choose(corpus, stock):
     )
     model.load_state_dict(state["model"])
     batch = random_batch()["net_input"]
-    with pytest.raises(ValueError, match="holds no order predictor"):
+    with pytest.raises(ValueError, match="holds no decoder order predictor"):
         model.eval()(**batch)
     model.train()(**batch, every_order=True)
     model.eval()(**batch)

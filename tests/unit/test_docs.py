@@ -122,7 +122,10 @@ def test_our_errors_in_the_troubleshooting_are_ours():
     source = re.sub(r'"\s*\n\s*f?"', "", source)
     table = README.split("## When something goes wrong")[1].split("\n## ")[0]
     rows = [row for row in re.findall(r"^\| `(.*?)`", table, flags=re.MULTILINE) if "iot" in row]
-    rows += ["the checkpoint holds no order predictor", "the choice of orders has collapsed"]
+    rows += [
+        "the checkpoint holds no decoder order predictor",
+        "the choice of orders has collapsed",
+    ]
     rows += ["--path must be an IOT model with several orders"]
     for row in rows:
         if "--user-dir" not in row:
