@@ -326,7 +326,7 @@ def _forced_order(args, side: str) -> int | None:
     forced = parse_order(text, option, KNOWN_ORDERS[side])
     if forced not in orders:
         raise ValueError(
-            f"{option} must be one of the model's orders {', '.join(orders)}, "
+            f"iot_force_{side}_order must be one of the model's orders {', '.join(orders)}, "
             f"but is {text!r} instead"
         )
     if side == "encoder" and args.iot_pairing == "tied":
