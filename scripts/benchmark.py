@@ -6,7 +6,9 @@
   train    training steps: K = 1 to 6 orders, one order per step, with the orders' consistency, the
            stock Transformer with R-Drop, the released code's way
   memory   peak memory of a training step: the same, but for the released code's way
-  all      the three
+  structures  decoding and training of every other structure, each against stock fairseq's of the
+           same: with encoder orders, with LayerDrop
+  all      the four
 
 Systems are measured in turn, in one process (memory on a CPU: one process each): one run of each to
 warm up, then --repeat rounds of one run each. A table shows medians, and the ratio to stock as the
@@ -24,12 +26,13 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
-from benchmark_common import Settings, read_lengths
+from benchmark_common import STRUCTURES, Settings, read_lengths
 from benchmark_decode import decode_sections
+from benchmark_decode import structure_section as decode_structure
 from benchmark_measure import Section
 from benchmark_report import (
     as_json,
@@ -43,14 +46,16 @@ from benchmark_report import (
     write_json,
 )
 from benchmark_train import STATUS, memory_section, train_section
+from benchmark_train import structure_section as train_structure
 
 from iot_fairseq.orders import parse_orders
 
 EPILOG = """\
 --json FILE has the keys command, settings, machine, versions, sections and curves. A section
-(decode, decode_single, decode_peers, train, memory) has title, unit, systems, and where it applies
-tokens, shares, each_further_order; a system has key, name, orders, values (one per round), median,
-ratio, lowest and highest. A curve has the ratio to stock for every number of orders.
+(decode, decode_single, decode_peers, train, memory, and decode_ and train_ of each structure) has
+title, unit, systems, and where it applies tokens, shares, each_further_order; a system has key,
+name, orders, values (one per round), median, ratio, lowest and highest. A curve has the ratio to
+stock for every number of orders.
 """
 DEFAULT_SENTENCES = 96
 DEFAULT_MAX_TOKENS = {"cpu": 1000, "cuda": 4000}
@@ -62,7 +67,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("command", choices=("decode", "train", "memory", "all"))
+    add("command", choices=("decode", "train", "memory", "structures", "all"))
     add(
         "--arch",
         choices=("iwslt", "tiny"),
@@ -178,6 +183,11 @@ def measured(command: str, settings: Settings) -> Iterator[Section]:
         yield train_section(settings)
     if command in ("memory", "all"):
         yield memory_section(settings)
+    if command in ("structures", "all"):
+        for structure in [*STRUCTURES][1:]:
+            of_structure = replace(settings, structure=structure)
+            yield decode_structure(of_structure)
+            yield train_structure(of_structure)
 
 
 def run(args: argparse.Namespace) -> None:

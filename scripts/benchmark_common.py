@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +23,46 @@ LENGTHS = Path(__file__).with_name("benchmark_lengths.txt")
 VOCABULARY = 10_000
 SEED = 1
 STOCK_ARCH = {"iwslt": "transformer_iwslt_de_en", "tiny": "transformer_tiny"}
-IOT_ARCH = {name: f"iot_{arch}" for name, arch in STOCK_ARCH.items()}
 # The first K of these are the orders of the plot: the paper's three, then the others.
 SWEEP = ("scf", "csf", "fcs", "fsc", "cfs", "sfc")
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What a model is besides its decoder orders; it is compared with stock fairseq's of the same.
+
+    Attributes:
+        name: for people.
+        stock_arch: fairseq's architecture of each size.
+        iot_arch: ours; without it, named after fairseq's.
+        flags: options of both.
+        iot_flags: options of ours alone.
+    """
+
+    name: str
+    stock_arch: dict[str, str] = field(default_factory=lambda: STOCK_ARCH)
+    iot_arch: dict[str, str] | None = None
+    flags: dict[str, object] = field(default_factory=dict)
+    iot_flags: dict[str, object] = field(default_factory=dict)
+
+    def arch(self, size: str, iot: bool) -> str:
+        """The architecture of a size."""
+        stock = self.stock_arch[size]
+        if not iot:
+            return stock
+        return f"iot_{stock}" if self.iot_arch is None else self.iot_arch[size]
+
+
+# The first is what the tables are about, the others have a table of their own.
+STRUCTURES = {
+    "plain": Structure("Transformer"),
+    "encoder_orders": Structure(
+        "Transformer, encoder orders sf and fs", iot_flags={"iot_encoder_orders": "sf,fs"}
+    ),
+    "layerdrop": Structure(
+        "Transformer, LayerDrop 0.2", flags={"encoder_layerdrop": 0.2, "decoder_layerdrop": 0.2}
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -42,6 +79,7 @@ class Settings:
         repeat: rounds that are timed.
         sweep: measure K = 1 to 6 too.
         peers: time other software too.
+        structure: of all models, a key of `STRUCTURES`.
     """
 
     arch: str = "tiny"
@@ -56,6 +94,7 @@ class Settings:
     repeat: int = 5
     sweep: bool = True
     peers: bool = False
+    structure: str = "plain"
 
     def order_sets(self) -> list[tuple[str, ...]]:
         """The sets of orders to measure, fewest first."""
@@ -118,11 +157,11 @@ def configure(
         train: with the precision's flag, which training alone knows.
         flags: more of them, with underscores.
     """
-    arch = (IOT_ARCH if orders else STOCK_ARCH)[settings.arch]
+    structure = STRUCTURES[settings.structure]
     criterion = "iot_label_smoothed_cross_entropy" if orders else "label_smoothed_cross_entropy"
     flags = {
         "task": "iot_translation" if orders else "translation",
-        "arch": arch,
+        "arch": structure.arch(settings.arch, iot=bool(orders)),
         "criterion": criterion,
         "label_smoothing": 0.1,
         "optimizer": "adam",
@@ -131,7 +170,8 @@ def configure(
         "lr_scheduler": "inverse_sqrt",
         "weight_decay": 1e-4,
         "seed": SEED,
-        **({"iot_decoder_orders": ",".join(orders)} if orders else {}),
+        **structure.flags,
+        **({"iot_decoder_orders": ",".join(orders), **structure.iot_flags} if orders else {}),
         **flags,
     }
     arguments = ["no-data", "--share-all-embeddings"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from benchmark_common import (
     SEED,
+    STRUCTURES,
     Settings,
     build_dataset,
     build_dictionary,
@@ -150,8 +151,7 @@ class DecodingBench:
                 for name, parameter in model.named_parameters():
                     if name in weights:
                         parameter.copy_(weights[name])
-            if len(orders) > 1:
-                share_orders_equally(model, self.dataset, self.settings.batch)
+            share_orders_equally(model, self.dataset, self.settings.batch)
             model.make_generation_fast_(need_attn=False)
             self.models[orders] = task, model
         return self.models[orders]
@@ -192,11 +192,13 @@ class DecodingBench:
         )
 
     def shares(self, orders: tuple[str, ...]) -> dict[str, dict[str, float]]:
-        """For each order that is chosen its number of sentences and their mean source length."""
+        """For each order, or pair, that is chosen: its sentences and their mean source length."""
         _, model = self.iot(orders)
+        if len(model.pairs) == 1:
+            return {}
         chosen = predict_orders([model], self.dataset, max_sentences=self.settings.batch)[:, 0]
         return {
-            orders[number]: {
+            model.order_names[number]: {
                 "sentences": int((chosen == number).sum()),
                 "source_length": float(self.dataset.src_sizes[chosen == number].mean()),
             }
@@ -247,7 +249,7 @@ def decode_sections(settings: Settings) -> Iterator[Section]:
     bench = DecodingBench(settings)
     clock = (settings.repeat, settings.device)
     results, tokens = measure("decode", decode_systems(bench), *clock)
-    shares = bench.shares(settings.orders) if len(settings.orders) > 1 else {}
+    shares = bench.shares(settings.orders)
     title = (
         f"Decoding {settings.sentences} sentences, {tokens} tokens, in batches of "
         f"{settings.batch}, beam {settings.beam}"
@@ -262,3 +264,23 @@ def decode_sections(settings: Settings) -> Iterator[Section]:
     count = min(SINGLE, settings.sentences)
     title = f"Decoding {count} sentences one by one, {tokens} tokens, beam {settings.beam}"
     yield Section("decode_single", title, "seconds", results, {"tokens": tokens})
+
+
+def structure_section(settings: Settings) -> Section:
+    """The table of decoding with the models of one structure."""
+    bench = DecodingBench(settings)
+    name = f"IOT K={len(settings.orders)}, iot_translation"
+    systems = [
+        System("stock", "stock", bench.decoding("stock").run),
+        System(
+            "iot_translation",
+            name,
+            bench.decoding("iot_translation", settings.orders).run,
+            settings.orders,
+        ),
+    ]
+    results, tokens = measure("decode", systems, settings.repeat, settings.device)
+    structure = STRUCTURES[settings.structure].name
+    title = f"{structure}: decoding {settings.sentences} sentences, {tokens} tokens"
+    facts = {"tokens": tokens, "shares": bench.shares(settings.orders)}
+    return Section(f"decode_{settings.structure}", title, "seconds", results, facts)

@@ -1,4 +1,4 @@
-"""Sets an order predictor so that every order has as many sentences as the others."""
+"""Sets order predictors so that every order has as many sentences as the others."""
 
 from __future__ import annotations
 
@@ -11,19 +11,31 @@ from fairseq.data import LanguagePairDataset
 from torch import Tensor
 
 from iot_fairseq.model import IotTransformerModel
+from iot_fairseq.predictor import OrderPredictor
 
 
 def share_orders_equally(
     model: IotTransformerModel, dataset: LanguagePairDataset, batch: int
 ) -> None:
-    """Sets the predictor so that the orders have equally many sentences, drawn at random.
+    """Sets the predictors, the encoder's first, so that the orders of a side have equally many
+    sentences, drawn at random.
 
     The weights are the least-squares solution for a random division of the sentences. It is exact
     unless there are more sentences than the model is wide; then, one after another, the sentence
     that holds least to the order with most of them is made to take the order with fewest.
     """
-    means = _source_means(model, dataset, batch).double()
-    count, number = len(means), len(model.decoder_orders)
+    encoder = model.encoder
+    for predictor in (encoder.encoder_order_predictor, encoder.decoder_order_predictor):
+        if predictor is not None:
+            means = _seen_by(predictor, model, dataset, batch).double()
+            weight = _equal_shares(means, len(predictor.weight))
+            with torch.no_grad():
+                predictor.weight.copy_(weight.t())
+
+
+def _equal_shares(means: Tensor, number: int) -> Tensor:
+    """Weights `(C, number)` by which sentences of these means, `(N, C)`, are shared."""
+    count = len(means)
     generator = torch.Generator().manual_seed(SEED)
     wanted = torch.randperm(count, generator=generator) % number
     weight = torch.linalg.pinv(means, rtol=1e-3) @ F.one_hot(wanted, number).double()
@@ -43,22 +55,26 @@ def share_orders_equally(
         step = margin / means[row].square().sum() * means[row]
         weight[:, most] -= step
         weight[:, least] += step
-    with torch.no_grad():
-        model.encoder.decoder_order_predictor.weight.copy_(best.t())
+    return best
 
 
 @torch.no_grad()
-def _source_means(model: IotTransformerModel, dataset: LanguagePairDataset, batch: int) -> Tensor:
-    """The mean source state of each sentence, `(N, C)`, on the CPU."""
+def _seen_by(
+    predictor: OrderPredictor,
+    model: IotTransformerModel,
+    dataset: LanguagePairDataset,
+    batch: int,
+) -> Tensor:
+    """What a predictor sees of each sentence, `(N, C)`, on the CPU."""
     device = next(model.parameters()).device
+    seen: list[Tensor] = []
+    hook = predictor.register_forward_hook(lambda _, args, out: seen.append(predictor.pool(*args)))
     means = []
     for start in range(0, len(dataset), batch):
         rows = range(start, min(start + batch, len(dataset)))
         sample = dataset.collater([dataset[row] for row in rows])
         source = (sample["net_input"][key].to(device) for key in ("src_tokens", "src_lengths"))
-        out = model.encoder(*source)
-        real = (~out["encoder_padding_mask"][0]).t().unsqueeze(-1)
-        states = out["encoder_out"][0].float() * real
-        mean = states.sum(dim=0) / real.sum(dim=0)
-        means.append(mean[sample["id"].argsort()].cpu())  # the collater sorts by length
+        model.encoder(*source)
+        means.append(seen.pop()[sample["id"].argsort()].cpu())  # the collater sorts by length
+    hook.remove()
     return torch.cat(means)

@@ -12,7 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmark_common import SEED, Settings, build_dataset, build_dictionary, configure
+from benchmark_common import (
+    SEED,
+    STRUCTURES,
+    Settings,
+    build_dataset,
+    build_dictionary,
+    configure,
+)
 from benchmark_measure import Progress, Section, System, compare, measure
 from benchmark_released import ReleasedCriterion
 from fairseq.tasks.translation import TranslationTask
@@ -113,6 +120,22 @@ def train_section(settings: Settings) -> Section:
     section = Section("train", title, "seconds", results, {"tokens": tokens})
     add_slope(section)
     return section
+
+
+def structure_section(settings: Settings) -> Section:
+    """The table of training steps of the models of one structure."""
+    systems = [
+        System("stock", "stock", Training(settings).run),
+        System(
+            "iot",
+            f"IOT K={len(settings.orders)}",
+            Training(settings, settings.orders).run,
+            settings.orders,
+        ),
+    ]
+    results, tokens = measure("train", systems, settings.repeat, settings.device)
+    title = f"{STRUCTURES[settings.structure].name}: a training step of {tokens} target tokens"
+    return Section(f"train_{settings.structure}", title, "seconds", results, {"tokens": tokens})
 
 
 def add_slope(section: Section) -> None:

@@ -17,7 +17,7 @@ import benchmark_decode  # noqa: E402
 import benchmark_measure  # noqa: E402
 import benchmark_report  # noqa: E402
 import benchmark_train  # noqa: E402
-from benchmark_common import SWEEP, Settings, read_lengths  # noqa: E402
+from benchmark_common import STRUCTURES, SWEEP, Settings, read_lengths  # noqa: E402
 from benchmark_measure import Section, System  # noqa: E402
 
 ORDERS = ("scf", "csf", "fcs")
@@ -196,6 +196,7 @@ def test_all_is_measured_and_written(tmp_path, capsys, monkeypatch):
     assert set(found) == {"command", "settings", "machine", "versions", "sections", "curves"}
     assert found["settings"]["orders"] == ["scf", "fcs"]
     ways = ["stock", "r_drop", "iot", "iot", "one_order_per_step", "consistency"]
+    structures = [name for name in STRUCTURES if name != "plain"]
     keys = {
         name: [system["key"] for system in section["systems"]]
         for name, section in found["sections"].items()
@@ -205,7 +206,12 @@ def test_all_is_measured_and_written(tmp_path, capsys, monkeypatch):
         "decode_single": ["stock", "iot_translation", "translation"],
         "train": [*ways, "released"],
         "memory": ways,
+        **{f"decode_{name}": ["stock", "iot_translation"] for name in structures},
+        **{f"train_{name}": ["stock", "iot"] for name in structures},
     }
+    shares = found["sections"]["decode_encoder_orders"]["shares"]
+    assert set(shares) <= {"sf_scf", "sf_fcs", "fs_scf", "fs_fcs"}
+    assert sum(share["sentences"] for name, share in shares.items() if name[:2] == "sf") == 2
     for section in found["sections"].values():
         assert section["systems"][0]["ratio"] == 1
         assert all(len(system["values"]) == 1 for system in section["systems"])
