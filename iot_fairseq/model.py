@@ -23,6 +23,7 @@ from torch import Tensor
 
 from .decoder import OrderedDecoder
 from .encoder import OrderedEncoder
+from .layerdrop import SIDES, check_rate, hold_dropped, never_all
 from .orders import STOCK_DECODER_ORDER, parse_order, parse_orders
 from .predictor import (
     TemperatureSchedule,
@@ -103,6 +104,10 @@ class IotTransformerModel(TransformerModel):
         self.gumbel_draws = args.iot_gumbel_draws
         self.orders_per_step = args.iot_orders_per_step or len(self.decoder_orders)
         self.num_updates = 0
+        self.is_stock = self.decoder_orders == (STOCK_DECODER_ORDER,)
+        for number, stack in enumerate((encoder, decoder), start=1):
+            # one draw per step serves all its orders, micro-batches and processes
+            stack.layers = never_all(stack.layers, None if self.is_stock else number)
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -185,6 +190,7 @@ class IotTransformerModel(TransformerModel):
             ran = self._draw_orders() if self.training else tuple(range(len(self.decoder_orders)))
             orders = tuple(self.decoder_orders[number] for number in ran)
             outputs = self.decoder.under_each(prev_output_tokens, encoder_out, orders)
+            outputs = self._hold_dropped(outputs)
             if not features_only:
                 outputs = self.decoder.output_layer(outputs)
             choice = self._weigh_orders(encoder_out, len(src_tokens)) | {"ran": list(ran)}
@@ -196,13 +202,21 @@ class IotTransformerModel(TransformerModel):
                 "--criterion must be iot_label_smoothed_cross_entropy to train a choice of "
                 f"{len(self.decoder_orders)} orders: under another one the predictor learns nothing"
             )
-        return self.decoder(
+        outputs, extra = self.decoder(
             prev_output_tokens,
             encoder_out=encoder_out,
             features_only=features_only,
             alignment_layer=alignment_layer,
             alignment_heads=alignment_heads,
         )
+        return self._hold_dropped(outputs), extra
+
+    def _hold_dropped(self, outputs: Tensor) -> Tensor:
+        """Every parameter is in the graph of every step, for torch's DDP. With one process the
+        stock order stays as in fairseq, where what LayerDrop left out has no gradient at all."""
+        if not self.training or (self.is_stock and get_data_parallel_world_size() == 1):
+            return outputs
+        return hold_dropped(outputs, self.encoder.layers, self.decoder.layers)
 
     def _draw_orders(self) -> tuple[int, ...]:
         """The numbers of the orders that this training step runs.
@@ -286,7 +300,6 @@ SINGLE_ORDER_ONLY = {
     "other weights",
     "quant_noise_scalar": "the objective would go past the noise of the output projection",
     "adaptive_softmax_cutoff": "the objective needs logits over the whole vocabulary",
-    "decoder_layerdrop": "each order of a step would drop other layers",
 }
 
 
@@ -305,6 +318,8 @@ def _check_options(args) -> tuple[str, ...]:
             f"--iot-orders-per-step must lie between 1 and the number of orders, {len(orders)}, "
             f"but is {args.iot_orders_per_step} instead"
         )
+    for side in SIDES:
+        check_rate(getattr(args, f"{side}_layerdrop", 0), f"--{side}-layerdrop")
     if getattr(args, "base_layers", 0):
         raise ValueError("--base-layers must be 0: a base layer stands outside every order")
     refused = {}
