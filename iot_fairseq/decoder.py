@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .cache import DecodingCache
 from .encoder import EncoderOut
+from .layerdrop import numbered
 from .layers import OrderedDecoderLayer, wrapped
 from .orders import STOCK_DECODER_ORDER, parse_order
 from .rows import Arrangement, Rows, source_bias, target_bias
@@ -223,7 +224,7 @@ class OrderedDecoder(TransformerDecoderBase):
         if alignment_layer is None:
             alignment_layer = self.num_layers - 1
         attn, states = None, [x]
-        for number, layer in enumerate(self.layers):
+        for number, layer in numbered(self.layers):
             memory = None if cache is None else cache.layers[number]
             need_attn = number == alignment_layer
             x, weights = layer(x, rows=rows, source=source, memory=memory, need_attn=need_attn)

@@ -67,7 +67,7 @@ class OrderedEncoder(TransformerEncoderBase):
         self.pairs = pairs_of(len(encoder_orders), len(decoder_orders), tied)
         self.tied = tied
         self.forced = forced
-        self.is_stock = decoder_orders == (STOCK_DECODER_ORDER,)
+        self.is_stock = encoder_orders == (STOCK_ENCODER_ORDER,)
         self.sentences_seen = 0
         self.lacks_predictor_weights: set[str] = set()
         width = embed_tokens.embedding_dim
@@ -119,7 +119,7 @@ class OrderedEncoder(TransformerEncoderBase):
             if forced[1] is None:
                 return self._decide_by_both(src_tokens, src_lengths)
             number = self.pairs[forced[1]][0]
-        if self.orders["encoder"] == (STOCK_ENCODER_ORDER,):
+        if self.is_stock:
             out = super().forward(src_tokens, src_lengths, return_all_hiddens, token_embeddings)
         else:
             out = self._own_order(src_tokens, return_all_hiddens, token_embeddings, number)
@@ -224,7 +224,7 @@ class OrderedEncoder(TransformerEncoderBase):
     def _add_decoder_order(self, out: EncoderOut, forced: int | None) -> EncoderOut:
         """Adds what the decoder needs to know of each sentence."""
         states, padding = out["encoder_out"][0], out["encoder_padding_mask"][0]
-        if not self.is_stock:
+        if self.orders["decoder"] != (STOCK_DECODER_ORDER,):
             # never a number twice: outputs may be put together, and none is taken for another
             start, self.sentences_seen = self.sentences_seen, self.sentences_seen + len(padding)
             out["sentence"] = [torch.arange(start, self.sentences_seen, device=states.device)]

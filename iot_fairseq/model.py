@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
+from fairseq.distributed.utils import get_data_parallel_world_size
 from fairseq.models import register_model, register_model_architecture
 from fairseq.models.transformer import TransformerModel, base_architecture
 from fairseq.models.transformer import transformer_legacy as stock
@@ -22,6 +23,7 @@ from torch import Tensor
 from .choice import Predict, Prediction, of_pairs
 from .decoder import OrderedDecoder
 from .encoder import KNOWN_ORDERS, EncoderOut, OrderedEncoder
+from .layerdrop import SIDES, check_rate, hold_dropped, never_all
 from .orders import (
     STOCK_DECODER_ORDER,
     pair_names,
@@ -126,6 +128,10 @@ class IotTransformerModel(TransformerModel):
         self.gumbel_draws = args.iot_gumbel_draws
         self.orders_per_step = args.iot_orders_per_step or len(self.decoder_orders)
         self.num_updates = 0
+        self.is_stock = self.order_names == (STOCK_DECODER_ORDER,) and encoder.is_stock
+        for number, stack in enumerate((encoder, decoder), start=1):
+            # one draw per step serves all its orders, micro-batches and processes
+            stack.layers = never_all(stack.layers, None if self.is_stock else number)
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
@@ -208,13 +214,21 @@ class IotTransformerModel(TransformerModel):
                 "--criterion must be iot_label_smoothed_cross_entropy to train a choice of "
                 f"{len(self.pairs)} orders: under another one the predictor learns nothing"
             )
-        return self.decoder(
+        outputs, extra = self.decoder(
             prev_output_tokens,
             encoder_out=self.encoder(src_tokens, src_lengths, return_all_hiddens),
             features_only=features_only,
             alignment_layer=alignment_layer,
             alignment_heads=alignment_heads,
         )
+        return self._hold_dropped(outputs), extra
+
+    def _hold_dropped(self, outputs: Tensor) -> Tensor:
+        """Every parameter is in the graph of every step, for torch's DDP. With one process the
+        stock order stays as in fairseq, where what LayerDrop left out has no gradient at all."""
+        if not self.training or (self.is_stock and get_data_parallel_world_size() == 1):
+            return outputs
+        return hold_dropped(outputs, self.encoder.layers, self.decoder.layers)
 
     def _every_order(
         self,
@@ -232,7 +246,7 @@ class IotTransformerModel(TransformerModel):
         encoder_out = encode(src_tokens, src_lengths)
         drawn = self._draw_orders() if self.training else range(len(self.decoder_orders))
         ran = [number for number, (_, second) in enumerate(self.pairs) if second in drawn]
-        outputs = self._decode_pairs(prev_output_tokens, encoder_out, ran)
+        outputs = self._hold_dropped(self._decode_pairs(prev_output_tokens, encoder_out, ran))
         if not features_only:
             outputs = self.decoder.output_layer(outputs)
         # a view, so that torch's DDP finds the parameter in the graph of what we return
@@ -348,7 +362,6 @@ SINGLE_ORDER_ONLY = {
     "other weights",
     "quant_noise_scalar": "the objective would go past the noise of the output projection",
     "adaptive_softmax_cutoff": "the objective needs logits over the whole vocabulary",
-    "decoder_layerdrop": "each order of a step would drop other layers",
 }
 
 
@@ -392,6 +405,8 @@ def _check_numbers(args, num_orders: int) -> None:
             f"--iot-orders-per-step must lie between 1 and the number of orders, {num_orders}, "
             f"but is {args.iot_orders_per_step} instead"
         )
+    for side in SIDES:
+        check_rate(getattr(args, f"{side}_layerdrop", 0), f"--{side}-layerdrop")
 
 
 def _check_tied(args, orders: dict[str, tuple[str, ...]]) -> None:

@@ -81,6 +81,9 @@ TWO = {
 }
 
 
+LAYERDROP = {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}
+
+
 def one_of_two(
     rank: int, port: int, data: Path, folder: Path, backend: str, quiet: bool, flags: dict
 ) -> None:
@@ -149,8 +152,18 @@ def two_processes(corpus, tmp_path):
         ("legacy_ddp", {}),
         ("c10d", {}),
         ("c10d", {"checkpoint_activations": True, "iot_orders_per_step": 1}),
+        ("legacy_ddp", LAYERDROP),
+        ("c10d", LAYERDROP | {"iot_decoder_orders": "csf"}),
+        ("c10d", LAYERDROP | {"checkpoint_activations": True}),
     ],
-    ids=["legacy_ddp", "c10d", "c10d, an order per step"],
+    ids=[
+        "legacy_ddp",
+        "c10d",
+        "c10d, an order per step",
+        "legacy_ddp, layerdrop",
+        "c10d, layerdrop, one order",
+        "c10d, layerdrop",
+    ],
 )
 def test_two_processes_are_one_with_twice_the_micro_batches(
     corpus, tmp_path, two_processes, monkeypatch, backend, flags
@@ -163,6 +176,14 @@ def test_two_processes_are_one_with_twice_the_micro_batches(
     assert [line["loss"] for line in output.stats("train_inner")] == first["losses"]
     for name, want in load(tmp_path / "alone")["model"].items():
         torch.testing.assert_close(first["model"][name], want, atol=1e-5, rtol=1e-4)
+
+
+def test_two_processes_with_the_stock_order_and_layerdrop(two_processes):
+    """Each drops layers of its own, as in fairseq, which needs --find-unused-parameters for it."""
+    flags = LAYERDROP | {"decoder_layers": 4, "dropout": 0.1, "iot_decoder_orders": "scf"}
+    first, second = two_processes("c10d", quiet=True, **flags)
+    assert same(first["model"], second["model"])
+    assert all(np.isfinite(float(loss)) for loss in first["losses"])
 
 
 def test_two_processes_draw_other_noise(two_processes):

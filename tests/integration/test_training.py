@@ -276,7 +276,7 @@ def option(flag: str) -> str:
         ("--iot-gumbel-draws", 0),
         ("--base-layers", 1),
         ("--quant-noise-scalar", 0.1),
-        ("--decoder-layerdrop", 0.1),
+        ("--decoder-layerdrop", 1.0),
         ("--adaptive-softmax-cutoff", "10"),
         ("--no-cross-attention", True),
     ],
