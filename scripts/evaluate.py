@@ -64,7 +64,7 @@ def parse_validation(log: Path, subset: str) -> dict[str, float]:
 
 
 def chosen_orders(checkpoint: Path, data: Path, subset: str) -> tuple[int, list[str]]:
-    """The number of sentences in `subset`, and each one's decoder order.
+    """The number of sentences in `subset`, and each one's order, or pair of orders.
 
     The second is empty for a stock Transformer.
     """
@@ -73,7 +73,7 @@ def chosen_orders(checkpoint: Path, data: Path, subset: str) -> tuple[int, list[
     )
     task.load_dataset(subset)
     dataset, model = task.dataset(subset), models[0].eval()
-    names = getattr(model, "decoder_orders", ())
+    names = getattr(model, "order_names", ())
     if len(names) > 1:
         numbers = predict_orders(models, dataset)[:, 0].tolist()
         return len(dataset), [names[number] for number in numbers]
