@@ -41,6 +41,7 @@ setup(
     entry_points={
         "console_scripts": [
             "iot-convert=iot_fairseq.conversion:convert_main",
+            "iot-prune=iot_fairseq.pruning:prune_main",
             "iot-report=iot_fairseq.reports.report:report_main",
             "iot-compare=iot_fairseq.reports.compare:compare_main",
         ]

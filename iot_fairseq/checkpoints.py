@@ -17,8 +17,12 @@ import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
 from fairseq.file_io import PathManager
-from fairseq.models import MODEL_REGISTRY
+from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
+from fairseq.models.transformer import TransformerModelBase
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
+from omegaconf import DictConfig, open_dict
+
+from .layerdrop import prune_loaded
 
 MODEL, TASK, CRITERION = "iot_transformer", "iot_translation", "iot_label_smoothed_cross_entropy"
 
@@ -31,6 +35,7 @@ def heal_fairseq() -> None:
         checkpoint_utils.overwrite_args_by_name = _checking_overrides(
             checkpoint_utils.overwrite_args_by_name
         )
+        checkpoint_utils.prune_state_dict = _pruning_by_side(checkpoint_utils.prune_state_dict)
         utils.import_user_module = _resolving_links(utils.import_user_module)
         utils.import_user_module.healed = True
 
@@ -65,14 +70,46 @@ def _dtype_classes() -> list[type]:
 
 
 def _checking_overrides(function: Callable) -> Callable:
-    """fairseq takes an unknown key of --model-overrides in silence; ours must be spelt right."""
+    """fairseq takes an unknown key of --model-overrides in silence; ours must be spelt right. And
+    it passes over a key that the settings lack, as those of an older checkpoint may lack ours."""
 
     @wraps(function)
     def checked(cfg: Any, overrides: dict[str, Any]) -> None:
         check_overrides(overrides)
+        model = cfg.get("model")
+        if isinstance(model, DictConfig) and is_ours(model):
+            with open_dict(model):
+                for name in MODEL_REGISTRY[MODEL].config_class.__dataclass_fields__:
+                    if name in overrides and name not in model:
+                        model[name] = None
         function(cfg, overrides)
 
     return checked
+
+
+def model_class(settings: Any) -> type | None:
+    """The class of the model with these settings; None if it is not known here."""
+    name = getattr(settings, "_name", None) or getattr(settings, "arch", None)
+    return ARCH_MODEL_REGISTRY.get(name) or MODEL_REGISTRY.get(name)
+
+
+def is_ours(settings: Any) -> bool:
+    """Whether these are settings of a model of ours."""
+    return issubclass(model_class(settings) or object, MODEL_REGISTRY[MODEL])
+
+
+def _pruning_by_side(function: Callable) -> Callable:
+    """fairseq, told which layers to keep of one side, drops all of the other; it renumbers whatever
+    else has a number behind `layers` in its name; it sorts the list and passes over numbers that no
+    layer has."""
+
+    @wraps(function)
+    def pruned(state_dict: dict[str, Any], model_cfg: Any) -> dict[str, Any]:
+        if issubclass(model_class(model_cfg) or object, TransformerModelBase):
+            return prune_loaded(state_dict, model_cfg, of_whole=is_ours(model_cfg))
+        return function(state_dict, model_cfg)
+
+    return pruned
 
 
 def check_overrides(overrides: dict[str, Any]) -> None:
@@ -136,6 +173,50 @@ def load(path: str | os.PathLike) -> dict[str, Any]:
     if not isinstance(state, dict) or not isinstance(state.get("model"), dict):
         raise ValueError(f"{path} must be a checkpoint of fairseq, but holds no model")
     return state
+
+
+def settings_of(state: dict[str, Any], name: str) -> argparse.Namespace:
+    """The model's settings in a checkpoint; what is set on them is set in the checkpoint.
+
+    Args:
+        state: as `load` returned it.
+        name: how to call it in an error.
+
+    Raises:
+        ValueError: there are none, or the model is unknown.
+    """
+    settings = state.get("args") or (state.get("cfg") or {}).get("model")
+    if isinstance(settings, dict):
+        settings, fields = argparse.Namespace(), settings
+        settings.__dict__ = fields
+    if model_class(settings) is None:
+        raise ValueError(
+            f"{name} must be a checkpoint of a model that is known here, but that of "
+            f"{getattr(settings, 'arch', None) or getattr(settings, '_name', None)!r} is not"
+        )
+    return settings
+
+
+def without_training(state: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:
+    """A checkpoint of other weights with the settings of this one, without what its training would
+    go on with; fairseq decodes by it, and trains from it by --finetune-from-model."""
+    history = state.get("optimizer_history") or [{}]
+    return {
+        "args": state.get("args"),
+        "cfg": state.get("cfg"),
+        "model": weights,
+        # fairseq's loader wants these entries
+        "optimizer_history": [
+            {
+                "optimizer_name": "",
+                "lr_scheduler_state": {},
+                "num_updates": history[-1].get("num_updates", 0),
+            }
+        ],
+        "extra_state": {"train_iterator": {"epoch": 1}},
+        "last_optimizer_state": None,
+        "task_state": state.get("task_state") or {},
+    }
 
 
 def save(state: dict[str, Any], path: str | os.PathLike) -> None:

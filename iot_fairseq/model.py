@@ -23,7 +23,7 @@ from torch import Tensor
 from .choice import Predict, Prediction, of_pairs
 from .decoder import OrderedDecoder
 from .encoder import KNOWN_ORDERS, EncoderOut, OrderedEncoder
-from .layerdrop import SIDES, check_rate, hold_dropped, never_all
+from .layerdrop import SIDES, check_rate, hold_dropped, never_all, pruned_settings
 from .orders import (
     STOCK_DECODER_ORDER,
     pair_names,
@@ -98,6 +98,13 @@ class IotConfig(FairseqDataclass):
         default=None,
         metadata={"help": "encode every sentence under this order; as the decoder's"},
     )
+    iot_keep_every: Optional[int] = field(  # noqa: UP045  (argparse cannot call X | None)
+        default=None,
+        metadata={
+            "help": "keep every N-th layer of encoder and decoder, the first included, out of the "
+            "checkpoint that is loaded: by --model-overrides \"{'iot_keep_every': 2}\" at decoding"
+        },
+    )
 
 
 @register_model("iot_transformer")
@@ -157,7 +164,7 @@ class IotTransformerModel(TransformerModel):
                 schedule.maximum,
                 schedule.minimum,
             )
-        return super().build_model(args, task)
+        return super().build_model(pruned_settings(args), task)
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens) -> OrderedEncoder:

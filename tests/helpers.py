@@ -5,16 +5,20 @@ from __future__ import annotations
 import warnings
 from argparse import Namespace
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import torch
+from fairseq import checkpoint_utils
 from fairseq import options as fairseq_options
 from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import ARCH_CONFIG_REGISTRY, ARCH_MODEL_REGISTRY, FairseqModel
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
 from fairseq.trainer import Trainer
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor, nn
 
 from iot_fairseq.criterion import IotCriterionConfig, IotLabelSmoothedCrossEntropyCriterion
@@ -105,6 +109,73 @@ def build_trainer(
     trainer = Trainer(cfg, task, model, task.build_criterion(cfg.criterion))
     trainer.begin_epoch(1)
     return trainer
+
+
+def build_checkpoint(
+    arch: str = "iot_transformer", seed: int = 1, as_dictionary: bool = False, **flags
+) -> dict:
+    """What fairseq saves of a model with weights that matter.
+
+    Args:
+        arch: registered architecture.
+        seed: of the weights.
+        as_dictionary: the model's settings as fairseq-hydra-train saves them; else a Namespace.
+        flags: as `configure` takes them.
+    """
+    settings = deepcopy(_settings(arch, tuple(flags.items())))
+    model = randomize(build_task().build_model(deepcopy(settings["model"])), seed)
+    if as_dictionary:
+        settings["model"] = vars(settings["model"])
+    history = {"criterion_name": "X", "optimizer_name": "FairseqAdam", "lr_scheduler_state": {}}
+    return {
+        "args": None,
+        "cfg": settings,
+        "model": model.state_dict(),
+        "criterion": None,
+        "optimizer_history": [history | {"num_updates": 30 + seed}],
+        "task_state": {},
+        "extra_state": {"train_iterator": {"epoch": 3}},
+        "last_optimizer_state": {"state": {0: torch.ones(3)}},
+    }
+
+
+@cache
+def _settings(arch: str, flags: tuple[tuple[str, object], ...]) -> dict:
+    cfg = configure(arch, source_lang="de", target_lang="en", optimizer="adam", **dict(flags))
+    return OmegaConf.to_container(cfg, resolve=True, enum_to_str=True)
+
+
+def load_by_fairseq(path: Path, **overrides) -> FairseqModel:
+    """The model of a checkpoint, as fairseq's commands load it with these --model-overrides."""
+    for language in ("de", "en"):
+        build_dictionary().save(str(path.parent / f"dict.{language}.txt"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(
+            [str(path)], arg_overrides={"data": str(path.parent), **overrides}
+        )
+    return model.eval()
+
+
+def logits(model: FairseqModel) -> Tensor:
+    """What a model computes of `random_batch`, with several orders under each of them."""
+    several = {"every_order": True} if len(getattr(model, "decoder_orders", ())) > 1 else {}
+    with torch.no_grad():
+        return model.eval()(**random_batch()["net_input"], **several)[0]
+
+
+def without_layers(weights: dict, sides: dict[str, Sequence[int]]) -> dict:
+    """The state dict of the model without these layers, found by hand."""
+    renamed = {}
+    for name, value in weights.items():
+        words = name.split(".")
+        if words[1] == "layers" and words[0] in sides:
+            if int(words[2]) in sides[words[0]]:
+                continue
+            gone = [number for number in sides[words[0]] if number < int(words[2])]
+            words[2] = str(int(words[2]) - len(gone))
+        renamed[".".join(words)] = value
+    return renamed
 
 
 def randomize(model: nn.Module, seed: int = 1) -> nn.Module:

@@ -12,6 +12,7 @@ import pytest
 from fairseq import options
 from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
+from iot_fairseq import pruning
 from iot_fairseq.criterion import IotCriterionConfig
 from iot_fairseq.model import IotConfig
 from iot_fairseq.reports import compare, report
@@ -78,9 +79,15 @@ def test_comparison_commands_parse(words):
     assert all("=" in system for system in compare.parse_arguments(words).systems)
 
 
+@pytest.mark.parametrize("words", commands("iot-prune"))
+def test_pruning_commands_parse(words):
+    args = pruning.parse_arguments(words)
+    assert args.iot_keep_every or args.decoder_layers_to_keep
+
+
 def test_every_command_is_known():
     known = {"fairseq-train", "fairseq-generate", "bash", "pip", "python"}
-    known |= {"iot-convert", "iot-report", "iot-compare"}
+    known |= {"iot-convert", "iot-prune", "iot-report", "iot-compare"}
     assert {words[0] for words in COMMANDS} == known
     for words in commands("bash"):
         assert (ROOT / words[0]).is_file()

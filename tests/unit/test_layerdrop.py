@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from fairseq.modules import LayerDropModuleList
-from helpers import build_criterion, build_model, build_task, gradients, random_batch, randomize
+from helpers import (
+    build_criterion,
+    build_model,
+    build_task,
+    gradients,
+    random_batch,
+    randomize,
+    without_layers,
+)
 from torch import nn
 
 from iot_fairseq.layerdrop import LayerDropList, hold_dropped, never_all, numbered
@@ -116,20 +124,6 @@ def dropped(model) -> tuple[list[int], list[int]]:
     return model.encoder.layers.dropped, model.decoder.layers.dropped
 
 
-def without(weights: dict, sides: dict[str, list[int]]) -> dict:
-    """The state dict of the model without these layers, found by hand."""
-    renamed = {}
-    for name, value in weights.items():
-        words = name.split(".")
-        if words[1] == "layers":
-            if int(words[2]) in sides[words[0]]:
-                continue
-            below = [number for number in range(int(words[2])) if number not in sides[words[0]]]
-            words[2] = str(len(below))
-        renamed[".".join(words)] = value
-    return renamed
-
-
 @pytest.mark.parametrize("orders", [ORDERS, "csf"])
 @pytest.mark.parametrize("norm_first", [False, True], ids=("post", "pre"))
 def test_a_step_is_that_of_the_model_without_the_dropped_layers(orders, norm_first):
@@ -149,14 +143,14 @@ def test_a_step_is_that_of_the_model_without_the_dropped_layers(orders, norm_fir
     assert all(gone.values())
     sizes = {f"{side}_layers": sizes[f"{side}_layers"] - len(gone[side]) for side in gone}
     small = build_model(**options, **sizes, **norms).train()
-    small.load_state_dict(without(model.state_dict(), gone))
+    small.load_state_dict(without_layers(model.state_dict(), gone))
     torch.manual_seed(3)
     small.set_num_updates(2)
     want, _, _ = criterion(small, random_batch())
     want.backward()
     assert torch.equal(loss, want)
     found = gradients(model)  # every parameter has one
-    for name, gradient in without(found, gone).items():
+    for name, gradient in without_layers(found, gone).items():
         assert torch.equal(gradient, gradients(small)[name]), name
     for name in found:
         words = name.split(".")
