@@ -159,7 +159,7 @@ def _check_arguments(args: argparse.Namespace) -> None:
         raise ValueError("--fp16 must not be given without a GPU")
 
 
-def _prepare_references(args: argparse.Namespace, task, dataset) -> list[str]:
+def prepare_references(args: argparse.Namespace, task, dataset) -> list[str]:
     """Settles how the text was prepared, where `args` leave that open, and reads the references.
 
     Raises:
@@ -200,7 +200,7 @@ def run_report(args: argparse.Namespace) -> dict:
     task = load_task(config)
     dataset = load_set(task, args.gen_subset)
     model = load_model(task, args.path)
-    references = _prepare_references(args, task, dataset)
+    references = prepare_references(args, task, dataset)
     source, target = task.cfg.source_lang, task.cfg.target_lang
     print(
         f"Translating {len(dataset):,} sentences of {args.gen_subset} ({source}-{target}) under "

@@ -155,7 +155,7 @@ def measure(
                 measured.decode_seconds[measured.orders[number]] += time.perf_counter() - start
                 best = [found[0] for found in hypotheses]
                 measured.scores[rows, number] = [float(h["score"]) / np.log(2) for h in best]
-                texts = _texts(task.target_dictionary, [h["tokens"] for h in best], post_process)
+                texts = texts_of(task.target_dictionary, [h["tokens"] for h in best], post_process)
                 for row, text in zip(rows, texts, strict=True):
                     measured.hypotheses[number][row] = text
                 bar.update(len(rows))
@@ -251,7 +251,7 @@ def _generators(
     ]
 
 
-def _texts(
+def texts_of(
     dictionary, tokens: Iterable[Tensor], post_process: str | None, **kwargs
 ) -> Sequence[str]:
     """Rows of tokens as fairseq-generate prints them."""
@@ -265,7 +265,7 @@ def read_references(
 ) -> list[str]:
     """The references of a set as text; <<unk>> stands for a word not in the dictionary."""
     targets = (dataset[number]["target"] for number in range(len(dataset)))
-    return list(_texts(task.target_dictionary, targets, post_process, escape_unk=True))
+    return list(texts_of(task.target_dictionary, targets, post_process, escape_unk=True))
 
 
 def _read_sources(
@@ -274,7 +274,7 @@ def _read_sources(
     """The source texts and the lengths of a batch."""
     source, target = sample["net_input"]["src_tokens"], sample["target"]
     words = task.source_dictionary
-    sources = _texts(words, source, post_process)
+    sources = texts_of(words, source, post_process)
     for row, text in zip(rows, sources, strict=True):
         measured.sources[row] = text
     real = source.ne(words.pad()) & source.ne(words.eos())
