@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import benchmark  # noqa: E402
+import depths  # noqa: E402
 import order_agreement  # noqa: E402
 import order_probe  # noqa: E402
 
@@ -63,6 +64,7 @@ def test_commands_of_our_python_scripts_parse(words):
     script, *arguments = words
     module = {
         "scripts/benchmark.py": benchmark,
+        "scripts/depths.py": depths,
         "scripts/order_agreement.py": order_agreement,
         "scripts/order_probe.py": order_probe,
     }[script]
