@@ -27,4 +27,15 @@ cd "$ROOT"
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
-"$PYTHON" -m pytest -q "$@"
+if (($#)); then
+    exec "$PYTHON" -m pytest -q "$@"
+fi
+# Everything: the trainings of the system tests beside the rest.
+system="$(mktemp)"
+"$PYTHON" -m pytest -q tests/system >"$system" 2>&1 &
+trap 'kill $! 2>/dev/null || true; rm -f "$system"' EXIT
+failed=""
+"$PYTHON" -m pytest -q --ignore tests/system || failed=1
+wait $! || failed=1
+cat "$system"
+[[ -z "$failed" ]]

@@ -13,10 +13,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def quickstart(out: Path) -> str:
+def quickstart(out: Path, *flags: str) -> str:
     """What the script prints, run from another folder in this interpreter's environment."""
     done = subprocess.run(
-        ["bash", str(ROOT / "scripts" / "quickstart.sh"), "--out", str(out)],
+        ["bash", str(ROOT / "scripts" / "quickstart.sh"), "--out", str(out), *flags],
         env={**os.environ, "IOT_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"},
         cwd="/",
         capture_output=True,
