@@ -12,7 +12,7 @@ import pytest
 from fairseq import options
 from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
-from iot_fairseq import averaging, pruning
+from iot_fairseq import averaging, conversion, pruning
 from iot_fairseq.criterion import IotCriterionConfig
 from iot_fairseq.model import IotConfig
 from iot_fairseq.reports import compare, report
@@ -83,6 +83,12 @@ def test_comparison_commands_parse(words):
 def test_averaging_commands_parse(words):
     args = averaging.parse_arguments(words)
     assert (len(args.sources) > 1) == (args.last_epochs is args.last_updates is None)
+
+
+@pytest.mark.parametrize("words", commands("iot-convert"))
+def test_conversion_commands_parse(words):
+    args = conversion.parse_arguments(words)
+    assert args.to == ("stock" if args.target == "stock.pt" else "iot")
 
 
 @pytest.mark.parametrize("words", commands("iot-prune"))
