@@ -40,6 +40,7 @@ setup(
     },
     entry_points={
         "console_scripts": [
+            "iot-average=iot_fairseq.averaging:average_main",
             "iot-convert=iot_fairseq.conversion:convert_main",
             "iot-prune=iot_fairseq.pruning:prune_main",
             "iot-report=iot_fairseq.reports.report:report_main",

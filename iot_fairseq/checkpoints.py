@@ -187,6 +187,7 @@ def settings_of(state: dict[str, Any], name: str) -> argparse.Namespace:
     """
     settings = state.get("args") or (state.get("cfg") or {}).get("model")
     if isinstance(settings, dict):
+        _flatten(settings)
         settings, fields = argparse.Namespace(), settings
         settings.__dict__ = fields
     if model_class(settings) is None:
@@ -195,6 +196,15 @@ def settings_of(state: dict[str, Any], name: str) -> argparse.Namespace:
             f"{getattr(settings, 'arch', None) or getattr(settings, '_name', None)!r} is not"
         )
     return settings
+
+
+def _flatten(fields: dict[str, Any]) -> None:
+    """fairseq-hydra-train lets a Transformer's options be written as `encoder: {layers: 6}`, too;
+    fairseq takes either."""
+    for group in ("encoder", "decoder", "quant_noise"):
+        if isinstance(fields.get(group), dict):
+            options = fields.pop(group)
+            fields.update({f"{group}_{key}": value for key, value in options.items()})
 
 
 def without_training(state: dict[str, Any], weights: dict[str, Any]) -> dict[str, Any]:

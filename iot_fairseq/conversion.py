@@ -1,22 +1,21 @@
-"""Conversion of checkpoints of the released IOT code, the command ``iot-convert``."""
+"""Conversion of checkpoints: of the released IOT code here, the rest in `stock`; the command
+``iot-convert``."""
 
 import argparse
 import os
-import sys
-import warnings
-from copy import deepcopy
 from typing import Any
 
 import torch
 from fairseq import options
-from fairseq.data import Dictionary
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.models import MODEL_REGISTRY
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from .checkpoints import CRITERION, MODEL, TASK, load, save
-from .orders import order_numbers, parse_orders
+from .checkpoints import CRITERION, MODEL, TASK, load, model_class, save, settings_of
+from .console import check_new, one_line_errors
+from .orders import STOCK_DECODER_ORDER, order_numbers, parse_orders
+from .stock import STOCK_MODEL, fit, from_stock, to_stock
 
 
 def convert_released(state: dict[str, Any], name: str = "the checkpoint") -> dict[str, Any]:
@@ -135,7 +134,7 @@ def _checkpoint(
     args.iot_smoothing = "released"
     if len(orders) > 1:
         weights["encoder.decoder_orders"] = torch.tensor(order_numbers(orders))
-    _check_weights(args, weights, name)
+    weights = fit(MODEL, args, weights, name)
     cfg = convert_namespace_to_omegaconf(args)
     return {
         "cfg": OmegaConf.to_container(cfg, resolve=True, enum_to_str=True),
@@ -148,48 +147,94 @@ def _checkpoint(
     }
 
 
-def _check_weights(args: argparse.Namespace, weights: dict[str, Tensor], name: str) -> None:
-    """Loads the weights into a model of these settings, strictly.
+def convert(
+    state: dict[str, Any], to: str = "iot", orders: str | None = None, name: str = "the checkpoint"
+) -> dict[str, Any]:
+    """Converts a checkpoint of the released code, of fairseq's Transformer or of ours.
+
+    Args:
+        state: as `load` returned it; it may be changed.
+        to: ``iot`` or ``stock``.
+        orders: with fairseq's, those of the new model, as --iot-decoder-orders; scf if None.
+        name: how to call it in an error.
 
     Raises:
-        ValueError: they do not fit.
+        ValueError: it is none of these, or cannot become what is asked for.
     """
+    kind = _kind(state, name)
+    if orders is not None and (kind, to) != ("stock", "iot"):
+        raise ValueError(
+            "--orders must be given with a stock Transformer alone that is to become one of ours, "
+            f"but {name} is {KINDS[kind]}"
+        )
+    if kind == to:
+        raise ValueError(f"--to must not be {to}: {name} is {KINDS[kind]} already")
+    if kind == "stock":
+        return from_stock(state, STOCK_DECODER_ORDER if orders is None else orders, name)
+    if kind == "released":
+        state = convert_released(state, name)
+    return state if to == "iot" else to_stock(state, name)
 
-    def dictionary(side: str) -> Dictionary:
-        words = Dictionary()
-        for number in range(len(weights[f"{side}.embed_tokens.weight"]) - len(words)):
-            words.add_symbol(f"word{number}")
-        return words
 
-    try:
-        task = argparse.Namespace(source_dictionary=dictionary("encoder"))
-        task.target_dictionary = task.source_dictionary
-        if not args.share_all_embeddings:
-            task.target_dictionary = dictionary("decoder")
-        model = MODEL_REGISTRY[MODEL].build_model(deepcopy(args), task)
-        model.load_state_dict(dict(weights), strict=True)
-    except (RuntimeError, KeyError, ValueError) as error:
-        raise ValueError(f"{name}: the weights do not fit its own settings: {error}") from error
+KINDS = {
+    "released": "a checkpoint of the released IOT code",
+    "iot": "a checkpoint of iot_transformer",
+    "stock": "a stock Transformer",
+}
+
+
+def _kind(state: dict[str, Any], name: str) -> str:
+    if hasattr(state.get("args"), "decoder_orders") or any(
+        key.startswith("encoder.embed_order") for key in state["model"]
+    ):
+        return "released"
+    kinds = {MODEL_REGISTRY[MODEL]: "iot", MODEL_REGISTRY[STOCK_MODEL]: "stock"}
+    found = model_class(settings_of(state, name))
+    if found not in kinds:
+        raise ValueError(
+            f"{name} must be {', or '.join(KINDS.values())}, but is of a {found.__name__}"
+        )
+    return kinds[found]
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line of ``iot-convert``."""
+    parser = argparse.ArgumentParser(
+        prog="iot-convert",
+        description="Converts a checkpoint of the released IOT code, or of fairseq's Transformer, "
+        "into one of iot_fairseq; or one of iot_fairseq with the order scf into one of fairseq's.",
+    )
+    parser.add_argument("source", help="checkpoint of any of these; which one, the file tells")
+    parser.add_argument("target", help="the checkpoint to write")
+    parser.add_argument(
+        "--to",
+        choices=("iot", "stock"),
+        default="iot",
+        help="what to write: ours (the default) or fairseq's Transformer",
+    )
+    parser.add_argument(
+        "--orders",
+        metavar="ORDERS",
+        help="decoder orders that a stock Transformer is to start from (default: scf, under which "
+        "it computes what it did; any other must be trained first)",
+    )
+    return parser.parse_args(arguments)
 
 
 def convert_main(arguments: list[str] | None = None) -> None:
     """The command ``iot-convert SOURCE TARGET``."""
-    parser = argparse.ArgumentParser(
-        prog="iot-convert",
-        description="Converts a checkpoint of the released IOT code into one of iot_fairseq.",
-    )
-    parser.add_argument("source", help="checkpoint of the released IOT code")
-    parser.add_argument("target", help="the checkpoint to write")
-    args = parser.parse_args(arguments)
-    try:
-        if os.path.exists(args.target):
-            raise ValueError(f"{args.target} must not exist yet, but does")
-        with warnings.catch_warnings():
-            # hydra's, about how fairseq keeps its settings
-            warnings.simplefilter("ignore", UserWarning)
-            state = convert_released(load(args.source), args.source)
+    args = parse_arguments(arguments)
+    with one_line_errors("iot-convert"):
+        check_new(args.target)
+        state = convert(load(args.source), args.to, args.orders, args.source)
         save(state, args.target)
-    except (ValueError, OSError) as error:
-        sys.exit(f"iot-convert: {error}")
-    model = state["cfg"]["model"]
-    print(f"{args.target}: orders {model.iot_decoder_orders}, {len(state['model'])} tensors")
+        settings = settings_of(state, args.target)
+    orders = getattr(settings, "iot_decoder_orders", None)
+    what = "a stock Transformer" if orders is None else f"orders {orders}"
+    print(f"{args.target}: {what}, {len(state['model'])} tensors")
+    if args.orders is not None and orders != STOCK_DECODER_ORDER:
+        print("Nothing was trained under these orders yet: train on by --finetune-from-model")
+
+
+if __name__ == "__main__":
+    convert_main()

@@ -6,6 +6,7 @@ import pytest
 from commands import generate, train
 from conftest import QUICK, Trained
 
+from iot_fairseq.averaging import average_main
 from iot_fairseq.pruning import prune_main
 
 
@@ -46,3 +47,20 @@ def test_a_pruned_model_is_trained_on_and_taken_up_again(corpus, dropped, tmp_pa
     train(corpus.folder, tmp_path, **flags | {"max_update": 4})
     second = generate(corpus.folder, tmp_path / "checkpoint_last.pt", gen_subset="test3")
     assert first.hypotheses() != second.hypotheses()
+
+
+def test_the_mean_of_the_last_checkpoints_is_decoded_and_trained_on(corpus, tmp_path):
+    """Of checkpoints saved after epochs and after updates."""
+    flags = QUICK | {"max_update": 27, "no_epoch_checkpoints": None, "save_interval_updates": 3}
+    train(corpus.folder, tmp_path / "run", **flags)
+    out = {kind: tmp_path / f"{kind}.pt" for kind in ("epochs", "updates")}
+    for kind, path in out.items():
+        average_main([str(tmp_path / "run"), f"--last-{kind}=2", "--out", str(path)])
+    found = {kind: generate(corpus.folder, path, gen_subset="test2") for kind, path in out.items()}
+    assert all(len(output.translations()) == 5 for output in found.values())
+    assert found["epochs"].hypotheses() != found["updates"].hypotheses()
+    options = {"finetune_from_model": out["epochs"], "max_update": 1, "lr": 1e-9}
+    output = train(corpus.folder, tmp_path / "tuned", **QUICK | options)
+    assert "loading pretrained model from" in output.text
+    again = generate(corpus.folder, tmp_path / "tuned" / "checkpoint_last.pt", gen_subset="test2")
+    assert again.translations() == found["epochs"].translations()

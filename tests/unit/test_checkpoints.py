@@ -147,9 +147,16 @@ def test_a_copy_that_is_killed_leaves_the_file_before(tmp_path, monkeypatch):
 
 
 def test_healing_twice_wraps_once():
-    patched = (utils.import_user_module, checkpoint_utils.overwrite_args_by_name)
+    def patched() -> tuple:
+        return (
+            utils.import_user_module,
+            checkpoint_utils.overwrite_args_by_name,
+            checkpoint_utils.prune_state_dict,
+        )
+
+    before = patched()
     checkpoints.heal_fairseq()
-    assert (utils.import_user_module, checkpoint_utils.overwrite_args_by_name) == patched
+    assert patched() == before
 
 
 def test_user_dir_under_any_name_registers_once(tmp_path, monkeypatch):

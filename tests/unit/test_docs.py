@@ -12,7 +12,7 @@ import pytest
 from fairseq import options
 from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
-from iot_fairseq import pruning
+from iot_fairseq import averaging, conversion, pruning
 from iot_fairseq.criterion import IotCriterionConfig
 from iot_fairseq.model import IotConfig
 from iot_fairseq.reports import compare, report
@@ -81,6 +81,18 @@ def test_comparison_commands_parse(words):
     assert all("=" in system for system in compare.parse_arguments(words).systems)
 
 
+@pytest.mark.parametrize("words", commands("iot-average"))
+def test_averaging_commands_parse(words):
+    args = averaging.parse_arguments(words)
+    assert (len(args.sources) > 1) == (args.last_epochs is args.last_updates is None)
+
+
+@pytest.mark.parametrize("words", commands("iot-convert"))
+def test_conversion_commands_parse(words):
+    args = conversion.parse_arguments(words)
+    assert args.to == ("stock" if args.target == "stock.pt" else "iot")
+
+
 @pytest.mark.parametrize("words", commands("iot-prune"))
 def test_pruning_commands_parse(words):
     args = pruning.parse_arguments(words)
@@ -89,7 +101,7 @@ def test_pruning_commands_parse(words):
 
 def test_every_command_is_known():
     known = {"fairseq-train", "fairseq-generate", "bash", "pip", "python"}
-    known |= {"iot-convert", "iot-prune", "iot-report", "iot-compare"}
+    known |= {"iot-average", "iot-convert", "iot-prune", "iot-report", "iot-compare"}
     assert {words[0] for words in COMMANDS} == known
     for words in commands("bash"):
         assert (ROOT / words[0]).is_file()
