@@ -17,9 +17,8 @@ from torch import Tensor
 from .convolution import OrderedConvDecoderLayer, OrderedConvEncoderLayer, take_layers
 from .decoder import IncrementalState, OrderedDecoder
 from .encoder import EncoderOut, OrderedEncoder
+from .layerdrop import SIDES
 from .model import IotModel, fill_iot_defaults
-
-SIDES = ("encoder", "decoder")
 
 
 class _LightConvEncoder(stock.LightConvEncoder):
@@ -239,6 +238,11 @@ def _check_lightconv_options(args, conv_type: str) -> None:
         raise ValueError(
             "--decoder-embed-dim must be the encoder's, "
             f"{args.encoder_embed_dim}, but is {args.decoder_embed_dim} instead"
+        )
+    if getattr(args, "iot_keep_every", None) is not None:
+        raise ValueError(
+            "--iot-keep-every must not be given with a convolutional model, whose layers cannot be "
+            "pruned"
         )
     if args.adaptive_softmax_cutoff is not None:
         raise ValueError(

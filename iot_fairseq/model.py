@@ -166,7 +166,12 @@ class IotModel:
                 schedule.maximum,
                 schedule.minimum,
             )
-        return super().build_model(pruned_settings(args), task)
+        return super().build_model(cls.pruned(args), task)
+
+    @classmethod
+    def pruned(cls, args: argparse.Namespace) -> argparse.Namespace:
+        """The settings to build a model from whose layers will be pruned, where that can be."""
+        return args
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens) -> OrderedEncoder:
@@ -330,6 +335,11 @@ class IotTransformerModel(IotModel, TransformerModel):
 
     encoder_class = OrderedTransformerEncoder
     decoder_class = OrderedTransformerDecoder
+
+    @classmethod
+    def pruned(cls, args: argparse.Namespace) -> argparse.Namespace:
+        """As `pruned_settings`."""
+        return pruned_settings(args)
 
 
 def _temperature(args) -> TemperatureSchedule:

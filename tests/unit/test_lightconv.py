@@ -459,6 +459,7 @@ def test_a_stock_checkpoint_warm_starts(family):
         ),
         ({"adaptive_softmax_cutoff": "5"}, "--adaptive-softmax-cutoff cannot be had with"),
         ({"iot_decoder_orders": "sfx"}, "--iot-decoder-orders must name decoder orders out of"),
+        ({"iot_keep_every": 2}, "--iot-keep-every must not be given with a convolutional model"),
         ({"iot_clamp": 0.5}, "--iot-clamp must lie between 0 and"),
         ({"iot_force_decoder_order": "sfc"}, "iot_force_decoder_order must be one of the model's"),
     ],
