@@ -8,8 +8,9 @@ from . import checkpoints
 
 checkpoints.heal_fairseq()
 
-from . import criterion, model, task  # noqa: E402, F401  (they register themselves)
+from . import criterion, lightconv, model, task  # noqa: E402, F401  (they register themselves)
+from .lightconv import IotDynamicConvModel, IotLightConvModel  # noqa: E402
 from .model import IotTransformerModel  # noqa: E402
 
 __version__ = "0.1.0"
-__all__ = ["IotTransformerModel"]
+__all__ = ["IotDynamicConvModel", "IotLightConvModel", "IotTransformerModel"]

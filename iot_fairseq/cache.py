@@ -3,10 +3,11 @@
 fairseq copies all past keys and values at every step, twice where the beam is reordered, and holds
 the source's once for each hypothesis. Here past positions stay where they were written, and the
 hypotheses of one sentence look into one memory as if they were positions of one query; what is not
-a hypothesis' own past is masked.
+a hypothesis' own past is masked. A convolution sees no more than a few positions back: these are
+kept for each hypothesis, and move with it.
 
-Letters: `R` rows (hypotheses), `G` sentences, `n` rows of each, `H` heads, `D` width of a head, `S`
-source positions, `L` positions looked at, `K` orders.
+Letters: `R` rows (hypotheses), `G` sentences, `n` rows of each, `H` heads, `D` width of a head, `C`
+width, `S` source positions, `L` positions looked at, `K` orders.
 """
 
 import torch
@@ -22,6 +23,8 @@ class Memory:
         keys, values: of the first positions, `(G, H, L, D)`.
         room: positions to make room for now, `L` or more.
     """
+
+    of_rows = False
 
     def __init__(self, keys: Tensor, values: Tensor, room: int) -> None:
         self.length = keys.size(2)
@@ -73,12 +76,39 @@ class Memory:
         return buffer
 
 
+class Window:
+    """The last positions of each of `R` rows, at most as many as are seen from the next one.
+
+    Args:
+        size: positions kept, 0 or more.
+    """
+
+    of_rows = True
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.states: Tensor | None = None
+
+    def append(self, x: Tensor) -> Tensor:
+        """Adds a position, `(R, 1, C)`; returns what is seen from it, `(R, L, C)`, itself last."""
+        seen = x if self.states is None else torch.cat((self.states, x), dim=1)
+        self.states = seen[:, max(0, seen.size(1) - self.size) :]
+        return seen
+
+    def select(self, rows: Tensor) -> None:
+        """Keeps these rows, `(R',)`, in this sequence."""
+        self.states = self.states.index_select(0, rows)
+
+    def part(self, places: Tensor) -> None:
+        """As `Memory`'s: there is nothing to do, no row shares anything with another."""
+
+
 # Hypotheses that share a memory at most: the work of looking past one another grows with the square
 # of their number, and was seen to exceed what it saves from about 50.
 LARGEST_SHARED_BEAM = 32
 
 # What a layer remembers: by sublayer, and by the orders that go through it together.
-LayerMemory = dict[tuple[str, tuple[int, ...]], Memory]
+LayerMemory = dict[tuple[str, tuple[int, ...]], Memory | Window]
 
 
 class DecodingCache:
@@ -150,8 +180,10 @@ class DecodingCache:
             before = self.arrangement
         sentences = parents[:: self.beams] // self.beams
         self.arrangement = Arrangement(before.numbers[sentences], len(self.orders), self.beams)
+        rows = self.arrangement.arrange(parents)
         if self.own_past is not None:
-            self.own_past = self.own_past.index_select(0, self.arrangement.arrange(parents))
+            self.own_past = self.own_past.index_select(0, rows)
+        self._move(rows, before.counts, of_rows=True)
         if self.arrangement.sentences is not None:
             sentences = sentences[self.arrangement.sentences]
         stay = torch.arange(len(before.numbers), device=sentences.device)
@@ -164,20 +196,28 @@ class DecodingCache:
         same_source = torch.equal(self.sentences, before)
         if self.source_bias is not None and not same_source:
             self.source_bias = self.source_bias.index_select(0, sentences)
-        starts = [sum(counts[:number]) for number in range(len(counts))]
-        blocks = sentences.split(self.arrangement.counts)
-        within = [block - start for block, start in zip(blocks, starts, strict=True)]
+        self._move(sentences, counts, of_rows=False, but="c" if same_source else "")
+
+    def _move(self, kept: Tensor, counts: list[int], of_rows: bool, but: str = "") -> None:
+        """Keeps these rows, or these sentences, of every memory that has rows, or sentences; they
+        are counted as they stood when each order had `counts` sentences.
+
+        Args:
+            but: leave the memories of this sublayer as they are.
+        """
+        each = self.beams if of_rows else 1
+        blocks = kept.split([count * each for count in self.arrangement.counts])
         chosen: dict[tuple[int, ...], Tensor] = {}
         for layer in self.layers:
             for (letter, members), memory in layer.items():
-                if letter == "c" and same_source:
+                if memory.of_rows != of_rows or letter == but:
                     continue
                 if members not in chosen:  # the same in every layer
-                    kept, start = [], 0
+                    theirs, start = [], 0
                     for member in members:
-                        kept.append(within[member] + start)
+                        theirs.append(blocks[member] - each * (sum(counts[:member]) - start))
                         start += counts[member]
-                    chosen[members] = torch.cat(kept)
+                    chosen[members] = torch.cat(theirs)
                 memory.select(chosen[members])
 
     def _part_siblings(self, new_order: Tensor) -> Tensor:

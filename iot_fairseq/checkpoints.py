@@ -22,7 +22,7 @@ from fairseq.models.transformer import TransformerModelBase
 from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from omegaconf import DictConfig, open_dict
 
-from .layerdrop import prune_loaded
+from .layerdrop import SIDES, prune_loaded
 
 MODEL, TASK, CRITERION = "iot_transformer", "iot_translation", "iot_label_smoothed_cross_entropy"
 
@@ -77,6 +77,8 @@ def _checking_overrides(function: Callable) -> Callable:
     def checked(cfg: Any, overrides: dict[str, Any]) -> None:
         check_overrides(overrides)
         model = cfg.get("model")
+        if is_ours(model) and not issubclass(model_class(model), TransformerModelBase):
+            _refuse_pruning(overrides)
         if isinstance(model, DictConfig) and is_ours(model):
             with open_dict(model):
                 for name in MODEL_REGISTRY[MODEL].config_class.__dataclass_fields__:
@@ -87,6 +89,20 @@ def _checking_overrides(function: Callable) -> Callable:
     return checked
 
 
+def _refuse_pruning(overrides: dict[str, Any]) -> None:
+    """
+    Raises:
+        ValueError: layers are to be kept, of a model that has no such option, so that fairseq would
+            pass over it.
+    """
+    for side in SIDES:
+        if overrides.get(f"{side}_layers_to_keep") is not None:
+            raise ValueError(
+                f"--{side}-layers-to-keep must not be given with a convolutional model, whose "
+                "layers cannot be pruned"
+            )
+
+
 def model_class(settings: Any) -> type | None:
     """The class of the model with these settings; None if it is not known here."""
     name = getattr(settings, "_name", None) or getattr(settings, "arch", None)
@@ -95,7 +111,8 @@ def model_class(settings: Any) -> type | None:
 
 def is_ours(settings: Any) -> bool:
     """Whether these are settings of a model of ours."""
-    return issubclass(model_class(settings) or object, MODEL_REGISTRY[MODEL])
+    config_class = getattr(model_class(settings), "config_class", None)
+    return config_class is MODEL_REGISTRY[MODEL].config_class
 
 
 def _pruning_by_side(function: Callable) -> Callable:

@@ -16,7 +16,7 @@ from fairseq.models.transformer import TransformerDecoderBase
 from torch import Tensor
 
 from .cache import DecodingCache
-from .encoder import EncoderOut
+from .encoder import EncoderOut, source_padding
 from .layerdrop import numbered
 from .layers import OrderedDecoderLayer, wrapped
 from .orders import STOCK_DECODER_ORDER, parse_order
@@ -25,13 +25,13 @@ from .rows import Arrangement, Rows, source_bias, target_bias
 IncrementalState = dict[str, Any]
 
 
-class OrderedDecoder(TransformerDecoderBase):
-    """fairseq's decoder, run under one order, under each sentence's own, or under several at once.
-
-    With the single order `scf` it is fairseq's.
+class OrderedDecoder:
+    """What a decoder stack of fairseq becomes that is run under one order, under each sentence's
+    own, or under several at once. With the single order `scf` it is fairseq's.
 
     Args:
-        cfg, dictionary, embed_tokens, no_encoder_attn: as in fairseq.
+        cfg, dictionary, embed_tokens, no_encoder_attn: as in fairseq's stack, which stands behind
+            this class.
         decoder_orders: the `K` orders.
     """
 
@@ -48,10 +48,6 @@ class OrderedDecoder(TransformerDecoderBase):
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
         self.decoder_orders = decoder_orders
-
-    def build_decoder_layer(self, cfg, no_encoder_attn: bool = False) -> nn.Module:
-        """An ordered layer, wrapped as fairseq wraps its own."""
-        return wrapped(OrderedDecoderLayer(cfg, no_encoder_attn), cfg)
 
     def forward(
         self,
@@ -181,7 +177,7 @@ class OrderedDecoder(TransformerDecoderBase):
         With one block in the arrangement, every one of several orders takes all sentences.
         """
         source = arrangement.arrange(encoder_out["encoder_out"][0], dim=1)
-        padding = arrangement.arrange(encoder_out["encoder_padding_mask"][0])
+        padding = arrangement.arrange(source_padding(encoder_out))
         biases = (
             source_bias(padding, source),
             target_bias(
@@ -202,7 +198,7 @@ class OrderedDecoder(TransformerDecoderBase):
         """The cache of this batch, and at the first step the source's states."""
         if self._CACHE in incremental_state:
             return None, incremental_state[self._CACHE]
-        source, mask = (encoder_out[key][0] for key in ("encoder_out", "encoder_padding_mask"))
+        source, mask = encoder_out["encoder_out"][0], source_padding(encoder_out)
         every = torch.arange(len(prev_output_tokens), device=source.device)
         cache = incremental_state[self._CACHE] = DecodingCache(
             *self._row_orders(prev_output_tokens, encoder_out, order),
@@ -270,3 +266,11 @@ class OrderedDecoder(TransformerDecoderBase):
             incremental_state[self._CACHE].reorder(new_order)
         else:
             super().reorder_incremental_state_scripting(incremental_state, new_order)
+
+
+class OrderedTransformerDecoder(OrderedDecoder, TransformerDecoderBase):
+    """fairseq's Transformer decoder in any order of its sublayers."""
+
+    def build_decoder_layer(self, cfg, no_encoder_attn: bool = False) -> nn.Module:
+        """An ordered layer, wrapped as fairseq wraps its own."""
+        return wrapped(OrderedDecoderLayer(cfg, no_encoder_attn), cfg)

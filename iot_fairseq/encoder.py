@@ -36,16 +36,16 @@ ORDER_KEYS = (
 KNOWN_ORDERS = {"encoder": ENCODER_ORDERS, "decoder": DECODER_ORDERS}
 
 
-class OrderedEncoder(TransformerEncoderBase):
-    """fairseq's encoder, run under one order, under each sentence's own, or under all at once, and
-    the prediction of each sentence's orders: of the encoder order before it runs, from the
-    embeddings; of the decoder order afterwards.
+class OrderedEncoder:
+    """What an encoder stack of fairseq becomes that is run under one order, under each sentence's
+    own, or under all at once, and that predicts each sentence's orders: the encoder order before it
+    runs, from the embeddings; the decoder order afterwards.
 
     Where a side has one order there is nothing to predict, and no predictor; with the encoder order
     `sf` alone the encoder is fairseq's.
 
     Args:
-        cfg, dictionary, embed_tokens: as in fairseq.
+        cfg, dictionary, embed_tokens: as in fairseq's stack, which stands behind this class.
         encoder_orders, decoder_orders: the `M` and the `K` orders.
         forced: numbers of the encoder and of the decoder order that every sentence takes, or None
             for what is not forced.
@@ -86,10 +86,6 @@ class OrderedEncoder(TransformerEncoderBase):
         # a predictor's rows mean nothing without the orders that they were trained for
         numbers = order_numbers(self.orders[side], KNOWN_ORDERS[side])
         self.register_buffer(f"{side}_orders", torch.tensor(numbers))
-
-    def build_encoder_layer(self, cfg) -> nn.Module:
-        """An ordered layer, wrapped as fairseq wraps its own."""
-        return wrapped(OrderedEncoderLayer(cfg, return_fc=self.return_fc), cfg)
 
     def forward(
         self,
@@ -223,7 +219,7 @@ class OrderedEncoder(TransformerEncoderBase):
 
     def _add_decoder_order(self, out: EncoderOut, forced: int | None) -> EncoderOut:
         """Adds what the decoder needs to know of each sentence."""
-        states, padding = out["encoder_out"][0], out["encoder_padding_mask"][0]
+        states, padding = out["encoder_out"][0], source_padding(out)
         if self.orders["decoder"] != (STOCK_DECODER_ORDER,):
             # never a number twice: outputs may be put together, and none is taken for another
             start, self.sentences_seen = self.sentences_seen, self.sentences_seen + len(padding)
@@ -329,3 +325,20 @@ class OrderedEncoder(TransformerEncoderBase):
                 f"--iot-{side}-orders must be {','.join(there)}, as in the checkpoint, "
                 f"but is {','.join(here)} instead"
             )
+
+
+class OrderedTransformerEncoder(OrderedEncoder, TransformerEncoderBase):
+    """fairseq's Transformer encoder in any order of its sublayers."""
+
+    def build_encoder_layer(self, cfg) -> nn.Module:
+        """An ordered layer, wrapped as fairseq wraps its own."""
+        return wrapped(OrderedEncoderLayer(cfg, return_fc=self.return_fc), cfg)
+
+
+def source_padding(encoder_out: EncoderOut) -> Tensor:
+    """True at the source's padding, `(B, S)`; fairseq's LightConv tells of it only where there is
+    some."""
+    if encoder_out.get("encoder_padding_mask"):
+        return encoder_out["encoder_padding_mask"][0]
+    states = encoder_out["encoder_out"][0]
+    return torch.zeros(states.shape[1::-1], dtype=torch.bool, device=states.device)

@@ -27,15 +27,13 @@ FIRST_STEPS = 32
 
 class OrderedLayer:
     """What a layer of fairseq becomes whose sublayers are applied in the order of each row: one
-    method per sublayer, each whole, and a walk through them.
+    method per sublayer, each whole, and a walk through them. `s` is whatever the layer has to mix
+    the positions of a sentence: self-attention, or a convolution.
 
     Parameters, names and initial values are fairseq's; each sublayer keeps its own residual and
     its own LayerNorm wherever it stands. Rows of different orders go through a sublayer together
     where `orders.schedule` lets them. Called without `rows` the layer is fairseq's.
     """
-
-    # Whether a position looks at none that comes later.
-    causal: bool
 
     def forward(self, x: Tensor, *args, rows: Rows | None = None, **kwargs):
         """fairseq's, or with `rows` `forward_by_order` (wrappers see `forward` alone)."""
@@ -72,7 +70,7 @@ class OrderedLayer:
                 continue
             x = _join([states[member] for member in members])
             if letter == "s":
-                x = self._self_attention(x, rows, members, memory)
+                x = self._mix_positions(x, rows, members, memory)
             elif letter == "f":
                 x = self._feed_forward(x)
             else:
@@ -88,7 +86,27 @@ class OrderedLayer:
         attn = torch.cat([weights[n] for n in sorted(weights)], dim=1) if weights else None
         return _join(states), attn
 
-    def _self_attention(
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        residual = x
+        if self.normalize_before:
+            x = self.final_layer_norm(x)
+        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
+        if self.ffn_layernorm is not None:
+            x = self.ffn_layernorm(x)
+        x = self.dropout_module(self.fc2(x))
+        if self.w_resid is not None:
+            residual = torch.mul(self.w_resid, residual)
+        x = self.residual_connection(x, residual)
+        return x if self.normalize_before else self.final_layer_norm(x)
+
+
+class SelfAttention(OrderedLayer):
+    """The sublayer `s` of fairseq's Transformer."""
+
+    # Whether a position looks at none that comes later.
+    causal: bool
+
+    def _mix_positions(
         self, x: Tensor, rows: Rows, members: tuple[int, ...], memory: LayerMemory | None
     ) -> Tensor:
         residual, attn = x, self.self_attn
@@ -114,32 +132,9 @@ class OrderedLayer:
         x = self.residual_connection(self.dropout_module(x), residual)
         return x if self.normalize_before else self.self_attn_layer_norm(x)
 
-    def _feed_forward(self, x: Tensor) -> Tensor:
-        residual = x
-        if self.normalize_before:
-            x = self.final_layer_norm(x)
-        x = self.activation_dropout_module(self.activation_fn(self.fc1(x)))
-        if self.ffn_layernorm is not None:
-            x = self.ffn_layernorm(x)
-        x = self.dropout_module(self.fc2(x))
-        if self.w_resid is not None:
-            residual = torch.mul(self.w_resid, residual)
-        x = self.residual_connection(x, residual)
-        return x if self.normalize_before else self.final_layer_norm(x)
 
-
-class OrderedEncoderLayer(OrderedLayer, TransformerEncoderLayerBase):
-    """fairseq's encoder layer in any order of its two sublayers."""
-
-    causal = False
-    # fairseq scales and norms these in its decoder alone
-    c_attn = attn_ln = ffn_layernorm = w_resid = None
-
-
-class OrderedDecoderLayer(OrderedLayer, TransformerDecoderLayerBase):
-    """fairseq's decoder layer in any order of its three sublayers."""
-
-    causal = True
+class CrossAttention:
+    """The sublayer `c` of a decoder layer of fairseq, Transformer or LightConv."""
 
     def _source_keys(
         self,
@@ -184,6 +179,20 @@ class OrderedDecoderLayer(OrderedLayer, TransformerDecoderLayerBase):
             weights = weights.unflatten(2, (-1, rows.beams, residual.size(1)))
             weights = weights.permute(1, 2, 0, 3, 4, 5).flatten(1, 3)
         return (x if self.normalize_before else self.encoder_attn_layer_norm(x)), weights
+
+
+class OrderedEncoderLayer(SelfAttention, TransformerEncoderLayerBase):
+    """fairseq's encoder layer in any order of its two sublayers."""
+
+    causal = False
+    # fairseq scales and norms these in its decoder alone
+    c_attn = attn_ln = ffn_layernorm = w_resid = None
+
+
+class OrderedDecoderLayer(CrossAttention, SelfAttention, TransformerDecoderLayerBase):
+    """fairseq's decoder layer in any order of its three sublayers."""
+
+    causal = True
 
 
 def wrapped(layer: nn.Module, cfg) -> nn.Module:

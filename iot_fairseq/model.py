@@ -21,8 +21,8 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from .choice import Predict, Prediction, of_pairs
-from .decoder import OrderedDecoder
-from .encoder import KNOWN_ORDERS, EncoderOut, OrderedEncoder
+from .decoder import OrderedDecoder, OrderedTransformerDecoder
+from .encoder import KNOWN_ORDERS, EncoderOut, OrderedEncoder, OrderedTransformerEncoder
 from .layerdrop import SIDES, check_rate, hold_dropped, never_all, pruned_settings
 from .orders import (
     STOCK_DECODER_ORDER,
@@ -107,12 +107,12 @@ class IotConfig(FairseqDataclass):
     )
 
 
-@register_model("iot_transformer")
-class IotTransformerModel(TransformerModel):
-    """The instance-wise ordered Transformer: fairseq's Transformer whose decoder, and encoder,
-    apply their sublayers in an order chosen per sentence.
+class IotModel:
+    """What a model of fairseq becomes whose decoder, and encoder, apply their sublayers in an order
+    chosen per sentence; fairseq's model stands behind this class.
 
     Attributes:
+        encoder_class, decoder_class: of the stacks.
         decoder_orders: the `K` orders as letters; ``encoder_out["decoder_order"]`` counts in them.
         encoder_orders: the `M` orders; ``encoder_out["encoder_order"]`` counts in them.
         pairs: the numbers of an encoder and of a decoder order under which the model runs; `P` of
@@ -123,6 +123,8 @@ class IotTransformerModel(TransformerModel):
     """
 
     config_class = IotConfig
+    encoder_class: type[OrderedEncoder]
+    decoder_class: type[OrderedDecoder]
 
     def __init__(self, args, encoder: OrderedEncoder, decoder: OrderedDecoder) -> None:
         super().__init__(args, encoder, decoder)
@@ -142,12 +144,12 @@ class IotTransformerModel(TransformerModel):
 
     @classmethod
     def add_args(cls, parser: argparse.ArgumentParser) -> None:
-        """fairseq's Transformer options and ours, defaults left to the architectures."""
+        """fairseq's options and ours, defaults left to the architectures."""
         super().add_args(parser)
         gen_parser_from_dataclass(parser, IotConfig(), delete_default=True)
 
     @classmethod
-    def build_model(cls, args: argparse.Namespace | DictConfig, task) -> "IotTransformerModel":
+    def build_model(cls, args: argparse.Namespace | DictConfig, task) -> "IotModel":
         """
         Raises:
             ValueError: an option out of range, or one that cannot be had with several orders.
@@ -164,23 +166,28 @@ class IotTransformerModel(TransformerModel):
                 schedule.maximum,
                 schedule.minimum,
             )
-        return super().build_model(pruned_settings(args), task)
+        return super().build_model(cls.pruned(args), task)
+
+    @classmethod
+    def pruned(cls, args: argparse.Namespace) -> argparse.Namespace:
+        """The settings to build a model from whose layers will be pruned, where that can be."""
+        return args
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens) -> OrderedEncoder:
         orders = _orders(args, "encoder"), _orders(args, "decoder")
         forced = _forced_order(args, "encoder"), _forced_order(args, "decoder")
         tied = args.iot_pairing == "tied"
-        return OrderedEncoder(args, src_dict, embed_tokens, *orders, forced, tied)
+        return cls.encoder_class(args, src_dict, embed_tokens, *orders, forced, tied)
 
     @classmethod
     def build_decoder(cls, args, tgt_dict, embed_tokens) -> OrderedDecoder:
-        return OrderedDecoder(
+        return cls.decoder_class(
             args,
             tgt_dict,
             embed_tokens,
             _orders(args, "decoder"),
-            no_encoder_attn=args.no_cross_attention,
+            no_encoder_attn=getattr(args, "no_cross_attention", False),
         )
 
     def set_num_updates(self, num_updates: int) -> None:
@@ -319,6 +326,20 @@ class IotTransformerModel(TransformerModel):
             predictions["decoder"] = predict(one)
         pairs = of_pairs(predictions.get("encoder"), predictions.get("decoder"))
         return {**pairs, "predictions": predictions, "tau": tau}
+
+
+@register_model("iot_transformer")
+class IotTransformerModel(IotModel, TransformerModel):
+    """The instance-wise ordered Transformer: fairseq's Transformer whose decoder, and encoder,
+    apply their sublayers in an order chosen per sentence."""
+
+    encoder_class = OrderedTransformerEncoder
+    decoder_class = OrderedTransformerDecoder
+
+    @classmethod
+    def pruned(cls, args: argparse.Namespace) -> argparse.Namespace:
+        """As `pruned_settings`."""
+        return pruned_settings(args)
 
 
 def _temperature(args) -> TemperatureSchedule:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reorders import any_reorder, beam_reorder, randoms
 
-from iot_fairseq.cache import DecodingCache, Memory
+from iot_fairseq.cache import DecodingCache, Memory, Window
 from iot_fairseq.orders import DECODER_ORDERS, schedule
 
 # ---------------------------------------------------------------- memory
@@ -145,6 +145,15 @@ class Twin:
         lines, seen = keys.flatten(0, 2), bias.eq(0).flatten(0, 2)
         for row, line, sees in zip(mine, lines, seen, strict=True):
             assert (line[sees] - shift).tolist() == self.past[row], "its own past, in sequence"
+
+        self.look_through_window(layer, members, mine, shift, new.flatten())
+
+    def look_through_window(self, layer, members, mine, shift, new):
+        """What a convolution of four positions sees."""
+        place = ("window", members)
+        window = layer.setdefault(place, Window(3))
+        seen = window.append(new.view(-1, 1, 1)).flatten(1) - shift
+        assert seen.tolist() == [self.past[row][-4:] for row in mine]
 
     def look_at_source(self, layer, rows, members, mine, shift):
         if ("c", members) not in layer:

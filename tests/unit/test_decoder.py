@@ -15,12 +15,16 @@ from torch import Tensor
 from iot_fairseq.orders import DECODER_ORDERS
 
 ALL_ORDERS = ",".join(DECODER_ORDERS)
+# Kernels longer and shorter than what is decoded.
+KERNELS = {"encoder_kernel_size_list": [3, 5], "decoder_kernel_size_list": [3, 7]}
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 VARIANTS = {
     "post": {},
     "pre": PRE_NORM,
     "learned": {"decoder_learned_pos": True, "encoder_learned_pos": True},
     "projected": PRE_NORM | {"decoder_output_dim": 8, "decoder_input_dim": 10},
+    "dynamic": {"arch": "iot_dynamicconv", **KERNELS},
+    "lightweight": PRE_NORM | {"arch": "iot_lightconv", **KERNELS},
 }
 variants = pytest.mark.parametrize("variant", VARIANTS)
 SOURCE_LENGTHS, TARGET_LENGTHS = (7, 3, 5, 1, 6, 2), (6, 6, 6, 6, 6, 6)

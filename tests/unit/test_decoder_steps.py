@@ -17,11 +17,16 @@ from iot_fairseq import cache
 from iot_fairseq.orders import DECODER_ORDERS
 
 SENTENCES = 5
+# Kernels longer and shorter than what is decoded.
+KERNELS = {"encoder_kernel_size_list": [3, 5], "decoder_kernel_size_list": [3, 9]}
+ARCHITECTURES = {"iot_transformer": {}, "iot_dynamicconv": KERNELS, "iot_lightconv": KERNELS}
+architectures = pytest.mark.parametrize("arch", ARCHITECTURES)
 
 
-def build():
+def build(arch="iot_transformer"):
     """A model in evaluation mode whose every weight matters and that takes different orders."""
-    model = randomize(build_model(iot_decoder_orders=",".join(DECODER_ORDERS))).eval()
+    orders = ",".join(DECODER_ORDERS)
+    model = randomize(build_model(arch, iot_decoder_orders=orders, **ARCHITECTURES[arch])).eval()
     batch = random_batch(0, range(1, 25), range(1, 25))["net_input"]
     with torch.no_grad():
         means = source_means(model, batch["src_tokens"], batch["src_lengths"])
@@ -30,9 +35,9 @@ def build():
 
 
 @functools.cache
-def exact_model():
+def exact_model(arch="iot_transformer"):
     """In double precision, one for all examples."""
-    return build().double()
+    return build(arch).double()
 
 
 def encode(model, seed):
@@ -57,14 +62,15 @@ def check_step(model, out, tokens, sentences, got):
             torch.testing.assert_close(ours[row, -1], theirs[0, -1], rtol=0, atol=1e-6)
 
 
+@architectures
 @pytest.mark.parametrize("told", [True, False], ids=["sentences", "no-sentences"])
 @given(randoms, st.integers(1, 3), st.lists(st.sampled_from(["beam", "any"]), max_size=4))
 @settings(max_examples=10, deadline=None)
 @torch.no_grad()
-def test_a_decoder_whose_rows_are_reordered_in_any_way(told, random, beams, steps):
+def test_a_decoder_whose_rows_are_reordered_in_any_way(arch, told, random, beams, steps):
     """Also where an encoder output does not tell which rows are one sentence's, as they are not
     neighbours then."""
-    model, state = exact_model(), {}
+    model, state = exact_model(arch), {}
     whole = encode(model, seed=3)
     rows = sentences = [n for n in range(SENTENCES) for _ in range(beams)]
     if not told:
@@ -93,10 +99,11 @@ halves = pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=s
 
 
 @halves
+@architectures
 @torch.no_grad()
-def test_half_precision(dtype):
+def test_half_precision(arch, dtype):
     """Of the largest logit, cached is within 4 eps of full, and either within 8 of float32."""
-    single, half = build(), build().to(dtype)
+    single, half = build(arch), build(arch).to(dtype)
     batch = random_batch(4, range(1, 25), [7] * 24)["net_input"]
     source, tokens = (batch["src_tokens"], batch["src_lengths"]), batch["prev_output_tokens"]
     out = half.encoder(*source)
