@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from .layers import OrderedEncoderLayer, wrapped
 from .orders import (
-    DECODER_ORDERS,
-    ENCODER_ORDERS,
+    KNOWN_ORDERS,
     STOCK_DECODER_ORDER,
     STOCK_ENCODER_ORDER,
     Pair,
@@ -32,8 +31,6 @@ ORDER_KEYS = (
     "encoder_order_logits",
     "sentence",
 )
-
-KNOWN_ORDERS = {"encoder": ENCODER_ORDERS, "decoder": DECODER_ORDERS}
 
 
 class OrderedEncoder:

@@ -18,7 +18,8 @@ from .convolution import OrderedConvDecoderLayer, OrderedConvEncoderLayer, take_
 from .decoder import IncrementalState, OrderedDecoder
 from .encoder import EncoderOut, OrderedEncoder
 from .layerdrop import SIDES
-from .model import IotModel, fill_iot_defaults
+from .model import IotModel
+from .options import fill_iot_defaults
 
 
 class _LightConvEncoder(stock.LightConvEncoder):

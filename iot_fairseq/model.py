@@ -1,17 +1,13 @@
-"""The registered model, its options and its architectures (IOT, sections 3.1 and 3.2).
+"""The registered model and its architectures (IOT, sections 3.1 and 3.2).
 
 Letters: `B` sentences, `S` and `T` source and target positions, `K` orders, `V` vocabulary.
 """
 
 import argparse
-import dataclasses
 import logging
-from dataclasses import dataclass, field
-from typing import Optional
 
 import numpy as np
 import torch
-from fairseq.dataclass import ChoiceEnum, FairseqDataclass
 from fairseq.dataclass.utils import gen_parser_from_dataclass
 from fairseq.distributed.utils import get_data_parallel_world_size
 from fairseq.models import register_model, register_model_architecture
@@ -22,89 +18,19 @@ from torch import Tensor
 
 from .choice import Predict, Prediction, of_pairs
 from .decoder import OrderedDecoder, OrderedTransformerDecoder
-from .encoder import KNOWN_ORDERS, EncoderOut, OrderedEncoder, OrderedTransformerEncoder
-from .layerdrop import SIDES, check_rate, hold_dropped, never_all, pruned_settings
-from .orders import (
-    STOCK_DECODER_ORDER,
-    pair_names,
-    parse_order,
-    parse_orders,
+from .encoder import EncoderOut, OrderedEncoder, OrderedTransformerEncoder
+from .layerdrop import hold_dropped, never_all, pruned_settings
+from .options import (
+    IotConfig,
+    check_options,
+    fill_iot_defaults,
+    forced_order,
+    orders_of,
+    temperature,
 )
-from .predictor import TemperatureSchedule, check_clamp
+from .orders import STOCK_DECODER_ORDER, pair_names
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass
-class IotConfig(FairseqDataclass):
-    """The model's own options; the defaults are the recipe of the paper's README."""
-
-    iot_decoder_orders: str = field(
-        default="0,3,5",
-        metadata={
-            "help": "decoder orders to choose from, by letters (scf,csf,fcs) or by the numbers of "
-            "the released code (0,3,5); with the single order scf the model is fairseq's"
-        },
-    )
-    iot_encoder_orders: str = field(
-        default="sf",
-        metadata={
-            "help": "encoder orders to choose from, by letters (sf,fs) or by the numbers of the "
-            "released code (0,1); with the single order sf the encoder is fairseq's"
-        },
-    )
-    iot_pairing: ChoiceEnum(["product", "tied"]) = field(
-        default="product",
-        metadata={
-            "help": "which encoder order goes with which decoder order: product, each with each; "
-            "or tied, as in the released code: sf with the first decoder order, fs with the others"
-        },
-    )
-    iot_tau_max: float = field(
-        default=20.0, metadata={"help": "temperature of the Gumbel-softmax at the start"}
-    )
-    iot_tau_min: float = field(
-        default=2.0, metadata={"help": "temperature that the decay never goes below"}
-    )
-    iot_tau_decay: float = field(
-        default=0.0, metadata={"help": "rate r of tau = max(tau_max exp(-r updates), tau_min)"}
-    )
-    iot_tau_update_freq: int = field(
-        default=5000, metadata={"help": "updates between two changes of the temperature"}
-    )
-    iot_clamp: float = field(
-        default=0.05,
-        metadata={"help": "least probability of an order in training, at most 1/K; 0 is off"},
-    )
-    iot_gumbel_draws: int = field(
-        default=1,
-        metadata={"help": "Gumbel draws averaged per sentence; K of them is the released code"},
-    )
-    iot_orders_per_step: Optional[int] = field(  # noqa: UP045  (argparse cannot call X | None)
-        default=None,
-        metadata={
-            "help": "orders that a training step runs, drawn anew at each step out of all K; the "
-            "likelihood is scaled so that its expectation is that of all (default: all)"
-        },
-    )
-    iot_force_decoder_order: Optional[str] = field(  # noqa: UP045  (argparse cannot call X | None)
-        default=None,
-        metadata={
-            "help": "decode every sentence under this order; to be given at decoding, "
-            "by --model-overrides \"{'iot_force_decoder_order': 'csf'}\""
-        },
-    )
-    iot_force_encoder_order: Optional[str] = field(  # noqa: UP045  (argparse cannot call X | None)
-        default=None,
-        metadata={"help": "encode every sentence under this order; as the decoder's"},
-    )
-    iot_keep_every: Optional[int] = field(  # noqa: UP045  (argparse cannot call X | None)
-        default=None,
-        metadata={
-            "help": "keep every N-th layer of encoder and decoder, the first included, out of the "
-            "checkpoint that is loaded: by --model-overrides \"{'iot_keep_every': 2}\" at decoding"
-        },
-    )
 
 
 class IotModel:
@@ -132,7 +58,7 @@ class IotModel:
         self.encoder_orders = encoder.orders["encoder"]
         self.pairs = encoder.pairs
         self.order_names = pair_names(self.pairs, self.encoder_orders, self.decoder_orders)
-        self.tau = _temperature(args)
+        self.tau = temperature(args)
         self.clamp = args.iot_clamp
         self.gumbel_draws = args.iot_gumbel_draws
         self.orders_per_step = args.iot_orders_per_step or len(self.decoder_orders)
@@ -157,8 +83,8 @@ class IotModel:
         if OmegaConf.is_config(args):
             args = argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
         fill_iot_defaults(args)
-        has_choice = _check_options(args)
-        schedule = _temperature(args)
+        has_choice = check_options(args)
+        schedule = temperature(args)
         if has_choice and schedule.is_constant_by_oversight:
             logger.info(
                 "--iot-tau-decay is 0: the temperature stays at --iot-tau-max %g and never comes "
@@ -175,8 +101,8 @@ class IotModel:
 
     @classmethod
     def build_encoder(cls, args, src_dict, embed_tokens) -> OrderedEncoder:
-        orders = _orders(args, "encoder"), _orders(args, "decoder")
-        forced = _forced_order(args, "encoder"), _forced_order(args, "decoder")
+        orders = orders_of(args, "encoder"), orders_of(args, "decoder")
+        forced = forced_order(args, "encoder"), forced_order(args, "decoder")
         tied = args.iot_pairing == "tied"
         return cls.encoder_class(args, src_dict, embed_tokens, *orders, forced, tied)
 
@@ -186,7 +112,7 @@ class IotModel:
             args,
             tgt_dict,
             embed_tokens,
-            _orders(args, "decoder"),
+            orders_of(args, "decoder"),
             no_encoder_attn=getattr(args, "no_cross_attention", False),
         )
 
@@ -340,122 +266,6 @@ class IotTransformerModel(IotModel, TransformerModel):
     def pruned(cls, args: argparse.Namespace) -> argparse.Namespace:
         """As `pruned_settings`."""
         return pruned_settings(args)
-
-
-def _temperature(args) -> TemperatureSchedule:
-    return TemperatureSchedule(
-        args.iot_tau_max, args.iot_tau_min, args.iot_tau_decay, args.iot_tau_update_freq
-    )
-
-
-def _orders(args, side: str) -> tuple[str, ...]:
-    return parse_orders(
-        getattr(args, f"iot_{side}_orders"), f"--iot-{side}-orders", KNOWN_ORDERS[side]
-    )
-
-
-def _forced_order(args, side: str) -> int | None:
-    """The number of the order to force, which must be one of the model's.
-
-    Raises:
-        ValueError: it is none of them.
-    """
-    option = f"iot_force_{side}_order"
-    text = getattr(args, option)
-    if text is None:
-        return None
-    orders = _orders(args, side)
-    forced = parse_order(text, option, KNOWN_ORDERS[side])
-    if forced not in orders:
-        raise ValueError(
-            f"iot_force_{side}_order must be one of the model's orders {', '.join(orders)}, "
-            f"but is {text!r} instead"
-        )
-    if side == "encoder" and args.iot_pairing == "tied":
-        raise ValueError(
-            "iot_force_encoder_order must not be given with --iot-pairing tied, where the decoder "
-            "order decides on it: give iot_force_decoder_order"
-        )
-    return orders.index(forced)
-
-
-# Options of fairseq that any order but its own rules out, and why.
-STOCK_ORDER_ONLY = {
-    "no_cross_attention": "it takes away the sublayer c that the orders place",
-    "cross_self_attention": "it lets self-attention do the work of the sublayer c",
-}
-# Options of fairseq that several orders rule out, and why.
-SINGLE_ORDER_ONLY = {
-    "quant_noise_pq": "its hook rewrites the weights at every pass, so each order would train "
-    "other weights",
-    "quant_noise_scalar": "the objective would go past the noise of the output projection",
-    "adaptive_softmax_cutoff": "the objective needs logits over the whole vocabulary",
-}
-
-
-def _check_options(args) -> bool:
-    """Checks what can be checked before anything is built; tells whether there is a choice."""
-    orders = {side: _orders(args, side) for side in KNOWN_ORDERS}
-    _temperature(args)
-    check_clamp(args.iot_clamp, max(map(len, orders.values())))
-    for side in orders:
-        _forced_order(args, side)
-    _check_numbers(args, len(orders["decoder"]))
-    if args.iot_pairing == "tied":
-        _check_tied(args, orders)
-    if getattr(args, "base_layers", 0):
-        raise ValueError("--base-layers must be 0: a base layer stands outside every order")
-    has_choice = any(len(names) > 1 for names in orders.values())
-    refused = {}
-    if orders["decoder"] != (STOCK_DECODER_ORDER,):
-        refused |= STOCK_ORDER_ONLY
-    if has_choice:
-        refused |= SINGLE_ORDER_ONLY
-    for name, why in refused.items():
-        if getattr(args, name, None):
-            side = (
-                "decoder" if len(orders["encoder"]) == 1 or name in STOCK_ORDER_ONLY else "encoder"
-            )
-            raise ValueError(
-                f"--{name.replace('_', '-')} cannot be had with --iot-{side}-orders "
-                f"{','.join(orders[side])}: {why}"
-            )
-    return has_choice
-
-
-def _check_numbers(args, num_orders: int) -> None:
-    if args.iot_gumbel_draws < 1:
-        raise ValueError(
-            f"--iot-gumbel-draws must be 1 or more, but is {args.iot_gumbel_draws} instead"
-        )
-    if args.iot_orders_per_step is not None and not 1 <= args.iot_orders_per_step <= num_orders:
-        raise ValueError(
-            f"--iot-orders-per-step must lie between 1 and the number of orders, {num_orders}, "
-            f"but is {args.iot_orders_per_step} instead"
-        )
-    for side in SIDES:
-        check_rate(getattr(args, f"{side}_layerdrop", 0), f"--{side}-layerdrop")
-
-
-def _check_tied(args, orders: dict[str, tuple[str, ...]]) -> None:
-    for side, names in orders.items():
-        if len(names) < 2:
-            raise ValueError(
-                f"--iot-{side}-orders must name two orders or more with --iot-pairing tied, "
-                f"but names {','.join(names)}"
-            )
-    if args.iot_gumbel_draws not in (1, len(orders["decoder"])):
-        raise ValueError(
-            f"--iot-gumbel-draws must be 1 or {len(orders['decoder'])}, the number of decoder "
-            f"orders, with --iot-pairing tied, but is {args.iot_gumbel_draws} instead"
-        )
-
-
-def fill_iot_defaults(args) -> None:
-    """Gives every option of ours that is absent its default, as fairseq's architectures do."""
-    for option in dataclasses.fields(IotConfig):
-        if option.name.startswith("iot_") and getattr(args, option.name, None) is None:
-            setattr(args, option.name, option.default)
 
 
 def _register_architecture(name: str, stock_architecture) -> None:

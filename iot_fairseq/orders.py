@@ -13,6 +13,7 @@ from functools import cache
 # fairseq's own.
 DECODER_ORDERS: tuple[str, ...] = ("scf", "fsc", "cfs", "csf", "sfc", "fcs")
 ENCODER_ORDERS: tuple[str, ...] = ("sf", "fs")
+KNOWN_ORDERS = {"encoder": ENCODER_ORDERS, "decoder": DECODER_ORDERS}
 
 STOCK_DECODER_ORDER = "scf"
 STOCK_ENCODER_ORDER = "sf"

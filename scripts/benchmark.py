@@ -7,7 +7,7 @@
            stock Transformer with R-Drop, the released code's way
   memory   peak memory of a training step: the same, but for the released code's way
   structures  decoding and training of every other structure, each against stock fairseq's of the
-           same: with encoder orders, with LayerDrop
+           same: with encoder orders, with LayerDrop, DynamicConv
   all      the four
 
 Systems are measured in turn, in one process (memory on a CPU: one process each): one run of each to

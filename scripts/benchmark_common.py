@@ -62,6 +62,11 @@ STRUCTURES = {
     "layerdrop": Structure(
         "Transformer, LayerDrop 0.2", flags={"encoder_layerdrop": 0.2, "decoder_layerdrop": 0.2}
     ),
+    "dynamicconv": Structure(
+        "DynamicConv",
+        {"iwslt": "lightconv_iwslt_de_en", "tiny": "lightconv_iwslt_de_en"},
+        {"iwslt": "iot_dynamicconv_iwslt_de_en", "tiny": "iot_dynamicconv_iwslt_de_en"},
+    ),
 }
 
 

@@ -14,7 +14,7 @@ from fairseq.models import ARCH_MODEL_INV_REGISTRY
 
 from iot_fairseq import averaging, conversion, pruning
 from iot_fairseq.criterion import IotCriterionConfig
-from iot_fairseq.model import IotConfig
+from iot_fairseq.options import IotConfig
 from iot_fairseq.reports import compare, report
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -21,7 +21,7 @@ from helpers import (
 )
 
 from iot_fairseq.conversion import convert_main
-from iot_fairseq.model import IotConfig
+from iot_fairseq.options import IotConfig
 
 VARIANTS = {
     "post": {},
