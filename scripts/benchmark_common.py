@@ -35,7 +35,7 @@ class Structure:
         name: for people.
         stock_arch: fairseq's architecture of each size.
         iot_arch: ours; without it, named after fairseq's.
-        flags: options of both.
+        flags, tiny_flags: options of both, and those by which an architecture becomes tiny.
         iot_flags: options of ours alone.
     """
 
@@ -43,6 +43,7 @@ class Structure:
     stock_arch: dict[str, str] = field(default_factory=lambda: STOCK_ARCH)
     iot_arch: dict[str, str] | None = None
     flags: dict[str, object] = field(default_factory=dict)
+    tiny_flags: dict[str, object] = field(default_factory=dict)
     iot_flags: dict[str, object] = field(default_factory=dict)
 
     def arch(self, size: str, iot: bool) -> str:
@@ -64,8 +65,19 @@ STRUCTURES = {
     ),
     "dynamicconv": Structure(
         "DynamicConv",
-        {"iwslt": "lightconv_iwslt_de_en", "tiny": "lightconv_iwslt_de_en"},
-        {"iwslt": "iot_dynamicconv_iwslt_de_en", "tiny": "iot_dynamicconv_iwslt_de_en"},
+        {"iwslt": "lightconv_iwslt_de_en", "tiny": "lightconv"},
+        {"iwslt": "iot_dynamicconv_iwslt_de_en", "tiny": "iot_dynamicconv"},
+        tiny_flags={
+            f"{side}_{option}": value
+            for side in ("encoder", "decoder")
+            for option, value in {
+                "layers": 2,
+                "embed_dim": 64,
+                "ffn_embed_dim": 64,
+                "attention_heads": 2,
+                "kernel_size_list": "[3,7]",
+            }.items()
+        },
     ),
 }
 
@@ -176,6 +188,7 @@ def configure(
         "weight_decay": 1e-4,
         "seed": SEED,
         **structure.flags,
+        **(structure.tiny_flags if settings.arch == "tiny" else {}),
         **({"iot_decoder_orders": ",".join(orders), **structure.iot_flags} if orders else {}),
         **flags,
     }

@@ -12,7 +12,9 @@ those of new sentences.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import count, islice
@@ -150,6 +152,8 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """The command."""
     args = parse_arguments()
+    logging.disable(logging.INFO)  # fairseq's, on every file that it reads
+    warnings.simplefilter("ignore", UserWarning)  # hydra's, on how fairseq uses it
     try:
         task = load_task(configure(args.data, gen_subset=args.gen_subset))
         model = load_model(task, args.path)
