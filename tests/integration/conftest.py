@@ -17,6 +17,7 @@ from fairseq.data import Dictionary
 from spread import source_means, spread_weights
 
 PREDICTOR = "encoder.decoder_order_predictor.weight"
+ENCODER_PREDICTOR = "encoder.encoder_order_predictor.weight"
 PRE_NORM = {"encoder_normalize_before": True, "decoder_normalize_before": True}
 # What lets a model of this size learn to translate in a few seconds.
 QUICK = {"dropout": 0.0, "label_smoothing": 0.0, "max_tokens": 600, "max_update": 100}
@@ -78,14 +79,21 @@ def corpus(tmp_path_factory) -> Corpus:
 
 
 def spread_orders(path: Path, corpus: Corpus) -> None:
-    """Rewrites the predictor in a checkpoint so that the test set takes all of the orders."""
+    """Rewrites the predictors in a checkpoint so that the test set takes all of the orders."""
     (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
     task.load_dataset("test")
     dataset = task.dataset("test")
     batch = dataset.collater([dataset[index] for index in range(len(dataset))])["net_input"]
-    with torch.no_grad():
-        means = source_means(model.eval(), batch["src_tokens"], batch["src_lengths"])
     state = torch.load(path, map_location="cpu", weights_only=True)
+    with torch.no_grad():
+        if ENCODER_PREDICTOR in state["model"]:
+            words, _ = model.encoder._embed(batch["src_tokens"])
+            real = batch["src_tokens"].ne(model.encoder.padding_idx).unsqueeze(-1)
+            means = (words * real).sum(dim=1) / real.sum(dim=1)
+            weights = spread_weights(means, len(model.encoder_orders))
+            model.encoder.encoder_order_predictor.weight.copy_(weights)
+            state["model"][ENCODER_PREDICTOR] = weights
+        means = source_means(model.eval(), batch["src_tokens"], batch["src_lengths"])
     state["model"][PREDICTOR] = spread_weights(means, len(model.decoder_orders))
     torch.save(state, path)
 

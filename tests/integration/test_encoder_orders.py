@@ -9,39 +9,18 @@ import pytest
 import torch
 from commands import equal, fresh_fairseq, generate, interactive, order_of_each, train
 from conftest import PRE_NORM, QUICK, Trained
-from fairseq import checkpoint_utils
-from spread import spread_weights
 
 from iot_fairseq import IotTransformerModel
 from iot_fairseq.reports.report import report_main
 
-ENCODER_PREDICTOR = "encoder.encoder_order_predictor.weight"
 PAIRS = ("sf_scf", "sf_csf", "fs_scf", "fs_csf")
 FLAGS = QUICK | PRE_NORM | {"iot_encoder_orders": "sf,fs", "iot_decoder_orders": "scf,csf"}
 
 
-def spread_encoder_orders(path, corpus) -> None:
-    """Rewrites the predictor of the encoder's order so that the test set takes both."""
-    (model,), _, task = checkpoint_utils.load_model_ensemble_and_task([str(path)])
-    task.load_dataset("test")
-    dataset = task.dataset("test")
-    tokens = dataset.collater([dataset[index] for index in range(len(dataset))])["net_input"]
-    tokens = tokens["src_tokens"]
-    with torch.no_grad():
-        words, _ = model.encoder._embed(tokens)
-        real = tokens.ne(model.encoder.padding_idx).unsqueeze(-1)
-        means = (words * real).sum(dim=1) / real.sum(dim=1)
-    state = torch.load(path, map_location="cpu", weights_only=True)
-    state["model"][ENCODER_PREDICTOR] = spread_weights(means, 2)
-    torch.save(state, path)
-
-
 @pytest.fixture(scope="module")
-def both(corpus, trained) -> Trained:
+def both(trained) -> Trained:
     """Two orders of either side, predictors made to choose all of them."""
-    model = trained(**FLAGS)
-    spread_encoder_orders(model.path, corpus)
-    return model
+    return trained(**FLAGS)
 
 
 @pytest.fixture(scope="module")

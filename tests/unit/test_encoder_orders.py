@@ -221,9 +221,21 @@ def test_fewer_decoder_orders_per_step_run_under_every_encoder_order():
 # ---------------------------------------------------------------- each sentence under its own
 
 
-def mixed_model(pairing: str = "product", pre_norm: bool = False, decoder: str = "scf,csf,fcs"):
+KERNELS = {"encoder_kernel_size_list": [3, 5], "decoder_kernel_size_list": [3, 7]}
+ARCHITECTURES = {
+    "iot_transformer": {},
+    "iot_dynamicconv": {"arch": "iot_dynamicconv", **KERNELS},
+    "iot_lightconv": {"arch": "iot_lightconv", **KERNELS},
+}
+architectures = pytest.mark.parametrize("arch", ARCHITECTURES)
+
+
+def mixed_model(
+    pairing: str = "product", pre_norm: bool = False, arch: str = "iot_transformer"
+) -> torch.nn.Module:
     """In evaluation mode, predictors made so that sentences take all orders of both sides."""
-    model = build("sf,fs", decoder, pre_norm, iot_pairing=pairing, iot_gumbel_draws=1).eval()
+    options = {"iot_pairing": pairing, "iot_gumbel_draws": 1, **ARCHITECTURES[arch]}
+    model = build("sf,fs", "scf,csf,fcs", pre_norm, **options).eval()
     net = random_batch(0, range(1, 25), range(1, 25))["net_input"]
     tokens, real = net["src_tokens"], net["src_tokens"].ne(1)[..., None]
     with torch.no_grad():
@@ -231,11 +243,14 @@ def mixed_model(pairing: str = "product", pre_norm: bool = False, decoder: str =
         if pairing == "product":
             means = (words * real).sum(1) / real.sum(1)
             model.encoder.encoder_order_predictor.weight.copy_(spread_weights(means, 2))
-        out = model.encoder(tokens)
-        if model.encoder.decoder_order_predictor is not None:
-            states = out["encoder_out"][0].transpose(0, 1)
-            means = (states * real).sum(1) / real.sum(1)
-            model.encoder.decoder_order_predictor.weight.copy_(spread_weights(means, 3))
+        if pairing == "product":
+            states = model.encoder(tokens)["encoder_out"][0].transpose(0, 1)
+        else:  # what decides is the mean over the passes
+            states = model.encoder.under_each(tokens)["encoder_out"][0].transpose(0, 1)
+            passes = [first for first, _ in model.pairs]
+            states = states.unflatten(0, (-1, len(tokens)))[passes].mean(0)
+        means = (states * real).sum(1) / real.sum(1)
+        model.encoder.decoder_order_predictor.weight.copy_(spread_weights(means, 3))
     return model
 
 
@@ -245,9 +260,10 @@ def encode(model, batch: dict, rows: slice = slice(None), **kwargs) -> dict:
 
 
 @NORMS
+@architectures
 @pytest.mark.parametrize("pairing", ["product", "tied"])
-def test_a_mixed_batch_equals_each_sentence_under_its_pair(pairing, pre_norm):
-    model = mixed_model(pairing, pre_norm)
+def test_a_mixed_batch_equals_each_sentence_under_its_pair(pairing, arch, pre_norm):
+    model = mixed_model(pairing, pre_norm, arch)
     batch = random_batch(5, range(1, 15), range(1, 15))
     out, previous = encode(model, batch), batch["net_input"]["prev_output_tokens"]
     numbers = model.encoder.pair_numbers(out).tolist()
@@ -271,10 +287,11 @@ def test_a_mixed_batch_equals_each_sentence_under_its_pair(pairing, pre_norm):
         close(logits[row, :words], want, 5e-5)
 
 
+@architectures
 @pytest.mark.parametrize("pairing", ["product", "tied"])
-def test_every_order_and_the_own_order_agree(pairing):
+def test_every_order_and_the_own_order_agree(pairing, arch):
     """What training and reports see of a pair is what decoding does under it."""
-    model = mixed_model(pairing)
+    model = mixed_model(pairing, arch=arch)
     batch = random_batch(6)
     every, choice = model(**batch["net_input"], every_order=True)
     assert torch.equal(choice["chosen"], model.encoder.pair_numbers(encode(model, batch)))
