@@ -40,6 +40,9 @@ STRUCTURE = (
     "no_cross_attention",
     "cross_self_attention",
     "no_decoder_final_norm",
+    "iot_encoder_orders",
+    "iot_pairing",
+    "decoder_orders",  # the released code's
 )  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from .checkpoints import CRITERION, MODEL, TASK, model_class, settings_of, witho
 from .orders import STOCK_DECODER_ORDER, parse_orders
 
 STOCK_MODEL = "transformer"
+STOCK_ENCODER_ORDER = "sf"
 # Sections of a checkpoint's settings, fairseq's name and ours of what they configure, and whose
 # options it has.
 SECTIONS = {
@@ -48,9 +49,9 @@ def from_stock(state: dict[str, Any], orders: str, name: str = "the checkpoint")
     ARCH_CONFIG_REGISTRY[ours](settings)
     _rename(state, settings, ours, to_ours=True)
     weights = fit(MODEL, settings, state["model"], name)
-    for key in ("decoder_order_predictor.weight", "decoder_orders"):
-        weights.pop(f"encoder.{key}", None)  # fresh: nothing was trained for these orders
-    return without_training(state, weights)
+    # without predictors, which are fresh, and the orders that they would be for
+    trained = {key: value for key, value in weights.items() if "coder_order" not in key}
+    return without_training(state, trained)
 
 
 def to_stock(state: dict[str, Any], name: str = "the checkpoint") -> dict[str, Any]:
@@ -69,12 +70,14 @@ def to_stock(state: dict[str, Any], name: str = "the checkpoint") -> dict[str, A
             cannot express.
     """
     settings = _settings_of(MODEL, state, name)
-    orders = parse_orders(settings.iot_decoder_orders)
-    if orders != (STOCK_DECODER_ORDER,):
-        raise ValueError(
-            f"{name} must have the single order {STOCK_DECODER_ORDER} to become a stock "
-            f"Transformer, but has {','.join(orders)}, which that cannot express"
-        )
+    orders = ",".join(parse_orders(settings.iot_decoder_orders))
+    of_encoder = getattr(settings, "iot_encoder_orders", None) or STOCK_ENCODER_ORDER
+    for found, want in ((orders, STOCK_DECODER_ORDER), (of_encoder, STOCK_ENCODER_ORDER)):
+        if found not in (want, "0"):
+            raise ValueError(
+                f"{name} must have the single order {want} to become a stock Transformer, but has "
+                f"{found}, which that cannot express"
+            )
     arch = _arch(settings).removeprefix("iot_")
     _rename(state, settings, arch, to_ours=False)
     for option in [option for option in vars(settings) if option.startswith("iot_")]:

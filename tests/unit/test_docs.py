@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import re
 import shlex
 import sys
@@ -105,6 +106,16 @@ def test_every_command_is_known():
     assert {words[0] for words in COMMANDS} == known
     for words in commands("bash"):
         assert (ROOT / words[0]).is_file()
+
+
+def test_commands_of_ours_are_installed_and_documented():
+    setup = (ROOT / "setup.py").read_text()
+    entries = re.findall(r'"(iot-\w+)=([\w.]+):(\w+)"', setup)
+    assert {name for name, _, _ in entries} == {
+        words[0] for words in COMMANDS if "iot-" in words[0]
+    }
+    for _, module, function in entries:
+        assert callable(getattr(importlib.import_module(module), function))
 
 
 def test_the_option_tables_name_every_flag_with_its_default():

@@ -255,6 +255,15 @@ def test_what_fairseq_cannot_express_is_refused(saved, tmp_path, orders):
     assert os.listdir(tmp_path) == ["source.pt"]
 
 
+def test_an_order_of_the_encoder_is_refused(saved):
+    def reorder(state: dict) -> None:
+        state["cfg"]["model"].iot_encoder_orders = "fs"
+
+    source = saved("iot_transformer", change=reorder, iot_decoder_orders="scf")
+    with pytest.raises(SystemExit, match="must have the single order sf to become a stock Transf"):
+        convert(source, "--to", "stock")
+
+
 # ---------------------------------------------------------------- what is refused
 
 
