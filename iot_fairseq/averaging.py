@@ -14,19 +14,21 @@ from tqdm import tqdm
 from .checkpoints import load, model_class, save, settings_of, without_training
 from .console import check_new, one_line_errors
 from .layerdrop import SIDES
-from .orders import order_names, parse_orders
+from .orders import KNOWN_ORDERS, order_names, parse_orders
 
 # What fairseq calls the checkpoints of a run; the group is what they are sorted by.
 PATTERNS = {"epochs": r"checkpoint(\d+)\.pt", "updates": r"checkpoint_\d+_(\d+)\.pt"}
-# The buffer that says which orders a model was trained for.
-ORDERS = "encoder.decoder_orders"
+# The buffers that say which orders a model was trained for.
+ORDERS = {f"encoder.{side}_orders": known for side, known in KNOWN_ORDERS.items()}
 # More files than this take long enough for a bar.
 FEW_FILES = 3
 # Settings under which the same tensors compute something else.
 STRUCTURE = (
     *(f"{side}_{option}" for side in SIDES for option in (
-        "embed_dim", "ffn_embed_dim", "layers", "attention_heads", "normalize_before", "learned_pos"
+        "embed_dim", "ffn_embed_dim", "layers", "attention_heads", "normalize_before",
+        "learned_pos", "glu", "conv_type",
     )),
+    "weight_softmax",
     "decoder_input_dim",
     "decoder_output_dim",
     "activation_fn",
@@ -40,7 +42,6 @@ STRUCTURE = (
     "no_cross_attention",
     "cross_self_attention",
     "no_decoder_final_norm",
-    "iot_encoder_orders",
     "iot_pairing",
     "decoder_orders",  # the released code's
 )  # fmt: skip
@@ -138,7 +139,7 @@ def _check_settings(
         raise ValueError(f"{name} must be of a {classes[1]}, as {first}, but is of a {classes[0]}")
     theirs, ours = (
         {option: getattr(settings, option, None) for option in STRUCTURE}
-        | {"iot_decoder_orders": _orders(settings)}
+        | {f"iot_{side}_orders": _orders(settings, side) for side in SIDES}
         for settings in (found, wanted)
     )
     for option, value in ours.items():
@@ -148,9 +149,10 @@ def _check_settings(
             )
 
 
-def _orders(settings: argparse.Namespace) -> str | None:
-    text = getattr(settings, "iot_decoder_orders", None)
-    return None if text is None else ",".join(parse_orders(text))
+def _orders(settings: argparse.Namespace, side: str) -> str | None:
+    option = f"iot_{side}_orders"
+    text = getattr(settings, option, None)
+    return None if text is None else ",".join(parse_orders(text, option, KNOWN_ORDERS[side]))
 
 
 def _check_tensors(
@@ -171,7 +173,7 @@ def _check_tensors(
                 f"{name} must hold {key} as {_describe(want)}, as {first}, but holds it as "
                 f"{_describe(value)} instead"
             )
-        if want.is_floating_point() and key != ORDERS:
+        if want.is_floating_point() and key not in ORDERS:
             continue
         theirs, ours = _read(key, value), _read(key, want)
         if theirs != ours:
@@ -184,9 +186,9 @@ def _describe(value: Tensor) -> str:
 
 def _read(key: str, value: Tensor) -> str:
     """A tensor that is no weight, as text."""
-    if key == ORDERS:
+    if key in ORDERS:
         with contextlib.suppress(IndexError, ValueError):  # no numbers of orders
-            return ",".join(order_names(value.tolist()))
+            return ",".join(order_names(value.tolist(), ORDERS[key]))
     return str(value.tolist())
 
 

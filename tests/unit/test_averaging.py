@@ -287,6 +287,16 @@ def test_orders_may_be_spelt_in_either_way(saved, tmp_path):
     average_main(spell(paths, tmp_path / "mean.pt"))
 
 
+def test_encoder_orders_are_compared_by_name(saved, tmp_path):
+    both = {"iot_encoder_orders": "sf,fs"}
+    paths = [saved("a.pt", 1, **both), saved("b.pt", 2, iot_encoder_orders="0,1")]
+    average_main(spell(paths, tmp_path / "mean.pt"))
+    assert read(tmp_path / "mean.pt")["model"]["encoder.encoder_orders"].tolist() == [0, 1]
+    other = saved("c.pt", 3, iot_encoder_orders="fs,sf")
+    message = refused(spell([paths[0], other], tmp_path / "no.pt"))
+    assert message.startswith(f"{other} must have iot_encoder_orders sf,fs, as {paths[0]}, but")
+
+
 def test_broken_files_and_an_existing_target_are_refused(saved, tmp_path):
     good, cut, out = saved("good.pt"), tmp_path / "cut.pt", tmp_path / "mean.pt"
     cut.write_bytes(good.read_bytes()[:5000])
