@@ -12,6 +12,7 @@ from fairseq import utils
 from fairseq.data import Dictionary
 from fairseq.models import lightconv as stock
 from fairseq.models import register_model, register_model_architecture
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from .convolution import OrderedConvDecoderLayer, OrderedConvEncoderLayer, take_layers
@@ -256,7 +257,12 @@ def _register_architecture(model: str, name: str, conv_type: str, stock_architec
     @register_model_architecture(model, name)
     def architecture(args) -> None:
         fill_iot_defaults(args)
-        _fill_lightconv_defaults(args, conv_type, stock_architecture)
+        settings = args
+        if OmegaConf.is_config(args):  # fairseq's function repeats a list, which a config cannot
+            settings = argparse.Namespace(**OmegaConf.to_container(args, resolve=True))
+        _fill_lightconv_defaults(settings, conv_type, stock_architecture)
+        for name, value in vars(settings).items():
+            setattr(args, name, value)
 
 
 for _model, _class in {

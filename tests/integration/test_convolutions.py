@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import yaml
 from commands import PACKAGE, equal, force, fresh_fairseq, generate, interactive, run, spell
 from conftest import QUICK, Trained
 
@@ -126,3 +127,30 @@ def test_layers_to_keep_are_refused(corpus, dynamic):
     for key, value in {"decoder_layers_to_keep": "0", "iot_keep_every": 2}.items():
         with pytest.raises(ValueError, match=rf"^--{key.replace('_', '-')} must not be given with"):
             generate(corpus.folder, dynamic.path, model_overrides=str({key: value}))
+
+
+@pytest.mark.parametrize("sizes", [[3, 5], [3]], ids=str)
+def test_hydra_train(corpus, tmp_path, sizes):
+    """Its settings are no Namespace."""
+    sides = {"layers": 2, "embed_dim": 16, "ffn_embed_dim": 16, "attention_heads": 2}
+    sides |= {"kernel_size_list": sizes}
+    config = {
+        "common": {"user_dir": PACKAGE, "cpu": True, "seed": 1},
+        "task": {"_name": "iot_translation", "data": str(corpus.folder)},
+        "model": {
+            "_name": "iot_dynamicconv",
+            "iot_decoder_orders": "scf,csf",
+            **{f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sides.items()},
+        },
+        "criterion": {"_name": "iot_label_smoothed_cross_entropy", "label_smoothing": 0.1},
+        "optimizer": {"_name": "adam"},
+        "lr_scheduler": {"_name": "fixed"},
+        "optimization": {"lr": [0.01], "max_update": 2},
+        "dataset": {"max_tokens": 1200, "num_workers": 0, "disable_validation": True},
+        "checkpoint": {"save_dir": str(tmp_path), "no_epoch_checkpoints": True},
+    }
+    (tmp_path / "tiny.yaml").write_text("# @package _group_\n" + yaml.safe_dump(config))
+    arguments = ["--config-dir", tmp_path, "--config-name", "tiny", f"hydra.run.dir={tmp_path}/log"]
+    run("hydra_train", *arguments)
+    found = generate(corpus.folder, tmp_path / "checkpoint_last.pt", gen_subset="test2")
+    assert sorted(found.hypotheses()) == list(range(5))

@@ -82,6 +82,12 @@ TWO = {
 
 
 LAYERDROP = {"encoder_layerdrop": 0.5, "decoder_layerdrop": 0.5}
+CONVOLUTION = {
+    "arch": "iot_dynamicconv",
+    "encoder_kernel_size_list": "[3]",
+    "decoder_kernel_size_list": "[3]",
+    "input_dropout": 0,
+}
 
 
 def one_of_two(
@@ -155,6 +161,7 @@ def two_processes(corpus, tmp_path):
         ("legacy_ddp", LAYERDROP),
         ("c10d", LAYERDROP | {"iot_decoder_orders": "csf"}),
         ("c10d", LAYERDROP | {"checkpoint_activations": True}),
+        ("c10d", CONVOLUTION),
     ],
     ids=[
         "legacy_ddp",
@@ -163,6 +170,7 @@ def two_processes(corpus, tmp_path):
         "legacy_ddp, layerdrop",
         "c10d, layerdrop, one order",
         "c10d, layerdrop",
+        "c10d, convolution",
     ],
 )
 def test_two_processes_are_one_with_twice_the_micro_batches(

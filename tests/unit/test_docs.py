@@ -136,8 +136,9 @@ def test_the_option_tables_name_every_flag_with_its_default():
 
 
 def test_the_architectures_are_named():
-    for name in ARCH_MODEL_INV_REGISTRY["iot_transformer"]:
-        assert f"`{name}`" in README
+    for model in ("iot_transformer", "iot_dynamicconv", "iot_lightconv"):
+        for name in ARCH_MODEL_INV_REGISTRY[model]:
+            assert f"`{name}`" in README
 
 
 def test_files_named_in_the_readme_exist():
