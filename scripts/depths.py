@@ -9,6 +9,7 @@ made for this; one trained without shows what that is worth.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import sys
 import time
@@ -109,6 +110,8 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, list[tuple[float, float
     Raises:
         ValueError: something that was asked for cannot be had.
     """
+    if args.plot is not None and importlib.util.find_spec("matplotlib") is None:
+        raise ValueError("--plot needs matplotlib: pip install 'iot_fairseq[benchmark]'")
     models = read_models(args.models)
     check_depths(args.depths, models, args.side)
     config = configure(
