@@ -142,6 +142,7 @@ def check_overrides(overrides: dict[str, Any]) -> None:
     )
     known = {name for holder in holders for name in holder.__dataclass_fields__}
     ours = {name for name in known if name.startswith("iot_")}
+    ours |= {f"{side}_layers_to_keep" for side in ("encoder", "decoder")}
     ignored = [key for key in overrides if key not in ours]
     for value in overrides.values():  # fairseq descends into some of its own settings
         ignored += list(value) if isinstance(value, dict) else []
@@ -156,7 +157,7 @@ def check_overrides(overrides: dict[str, Any]) -> None:
 def _is_meant_for_us(key: str, ours: set[str]) -> bool:
     """Whether a key is one of our options, however it is spelt."""
     plain = key.lower().replace("-", "_").lstrip("_")
-    return plain.startswith("iot_") or f"iot_{plain}" in ours
+    return plain.startswith("iot_") or f"iot_{plain}" in ours or plain.endswith("to_keep")
 
 
 def _resolving_links(function: Callable) -> Callable:

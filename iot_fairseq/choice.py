@@ -83,11 +83,12 @@ class Predict:
 
     def _noise(self, like: Tensor) -> Tensor:
         """Gumbel noise, `(draws, R, n)`."""
-        # fairseq seeds every process alike: each goes on to a draw of its own
-        rank = get_data_parallel_rank() if get_data_parallel_world_size() > 1 else 0
-        for _ in range(rank + 1):
-            noise = gumbel_noise((self.draws, *like.shape), like=like)
-        return noise
+        shape = (self.draws, *like.shape)
+        if get_data_parallel_world_size() == 1:
+            return gumbel_noise(shape, like)
+        # fairseq seeds every process alike: each gets a stream of its own for every draw
+        seed = int(torch.randint(2**62, ())) + get_data_parallel_rank()
+        return gumbel_noise(shape, like, torch.Generator(like.device).manual_seed(seed))
 
 
 def of_pairs(encoder: Prediction | None, decoder: Prediction | None) -> dict[str, Tensor]:

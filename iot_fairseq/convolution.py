@@ -103,7 +103,8 @@ def last_of_window(conv: nn.Module, window: Tensor) -> Tensor:
     Returns:
         `(R, 1, C)`.
     """
-    kernel = _kernels(conv, window[:, -1])[..., -window.size(1) :]
+    # the dropout of the weights is of no effect but under --retain-dropout
+    kernel = conv.weight_dropout_module(_kernels(conv, window[:, -1]))[..., -window.size(1) :]
     heads = window.unflatten(-1, (conv.num_heads, -1))
     return torch.einsum("rlhd,rhl->rhd", heads, kernel).flatten(1).unsqueeze(1)
 

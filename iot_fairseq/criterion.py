@@ -127,7 +127,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         if len(orders) == 1 and self.smoothing == "weighted":
             return super().forward(model, sample, reduce)
         features, choice = model(**sample["net_input"], features_only=True, every_order=True)
-        self._check_orders_run(len(choice["ran"]), len(orders))
+        self._check_orders_run(model, choice["ran"])
         target = sample["target"][:, self.ignore_prefix_size :]
         features = features[:, :, self.ignore_prefix_size :]
         projection, ran = choice["projection"], choice["ran"]
@@ -170,26 +170,32 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         log.update(_order_log(orders, choice, nll, lengths.sum()))
         if self.report_accuracy:
             log.update(self._accuracy(features, projection, target, choice))
-        for side, of_side in choice["predictions"].items():
-            watched = getattr(model, f"{side}_orders")
-            self.watches[side](of_side.chosen, watched, model.training)
+        taken = torch.tensor(model.pairs, device=target.device)[choice["chosen"]].unbind(dim=1)
+        for side, numbers in zip(("encoder", "decoder"), taken, strict=True):
+            self.watches[side](numbers, getattr(model, f"{side}_orders"), model.training)
         return loss, sample_size, log
 
-    def _check_orders_run(self, ran: int, num_orders: int) -> None:
+    def _check_orders_run(self, model, ran: list[int]) -> None:
         """
         Raises:
-            ValueError: a step runs one order alone, and a term compares orders.
+            ValueError: a step runs too few decoder orders for a term that compares orders.
         """
+        drawn, num_orders = len({model.pairs[pair][1] for pair in ran}), len(model.decoder_orders)
         weights = {
             "classification": self.coefficients["classification"],
             "consistency": self.consistency,
         }
         for name, weight in weights.items():
-            if ran < min(2, num_orders) and weight > 0:
+            if drawn < min(2, num_orders) and weight > 0:
                 raise ValueError(
                     f"--iot-orders-per-step must be 2 or more with --iot-{name} above 0, but is "
                     "1 instead: an order alone has nothing to be compared with"
                 )
+        if drawn < num_orders and len(ran) > drawn and self.consistency > 0:
+            raise ValueError(
+                f"--iot-orders-per-step must be {num_orders}, all of them, with --iot-consistency "
+                f"and several encoder orders, but is {drawn} instead: pairs are not drawn alike"
+            )
 
     def _terms(self, choice: dict, nll: Tensor, lengths: Tensor) -> dict[str, Tensor]:
         """The extra terms, each a mean, without their weights: two for each side that has a choice,

@@ -33,6 +33,7 @@ class OrderedDecoder:
         cfg, dictionary, embed_tokens, no_encoder_attn: as in fairseq's stack, which stands behind
             this class.
         decoder_orders: the `K` orders.
+        stock_encoder: whether the encoder is fairseq's; fairseq's decoder stands beside it alone.
     """
 
     # Key of the incremental state; it cannot clash with fairseq's, which are ids of modules.
@@ -45,9 +46,11 @@ class OrderedDecoder:
         embed_tokens,
         decoder_orders: tuple[str, ...],
         no_encoder_attn: bool = False,
+        stock_encoder: bool = True,
     ) -> None:
         super().__init__(cfg, dictionary, embed_tokens, no_encoder_attn=no_encoder_attn)
         self.decoder_orders = decoder_orders
+        self.is_stock = stock_encoder and decoder_orders == (STOCK_DECODER_ORDER,)
 
     def forward(
         self,
@@ -98,7 +101,7 @@ class OrderedDecoder:
         """As `forward`, without the projection to the vocabulary."""
         if order is not None:
             order = parse_order(order, "order")
-        if {*self.decoder_orders, order or STOCK_DECODER_ORDER} == {STOCK_DECODER_ORDER}:
+        if self.is_stock and order in (None, STOCK_DECODER_ORDER):
             return super().extract_features(
                 prev_output_tokens,
                 encoder_out,
@@ -144,7 +147,7 @@ class OrderedDecoder:
         Returns:
             Features, `(N, B, T, C)`.
         """
-        if self.decoder_orders == (STOCK_DECODER_ORDER,):
+        if self.is_stock:
             return super().extract_features(prev_output_tokens, encoder_out)[0].unsqueeze(0)
         num_sentences = len(prev_output_tokens)
         everyone = Arrangement(prev_output_tokens.new_zeros(num_sentences), 1)

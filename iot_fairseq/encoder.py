@@ -217,7 +217,7 @@ class OrderedEncoder:
     def _add_decoder_order(self, out: EncoderOut, forced: int | None) -> EncoderOut:
         """Adds what the decoder needs to know of each sentence."""
         states, padding = out["encoder_out"][0], source_padding(out)
-        if self.orders["decoder"] != (STOCK_DECODER_ORDER,):
+        if not self.is_stock or self.orders["decoder"] != (STOCK_DECODER_ORDER,):
             # never a number twice: outputs may be put together, and none is taken for another
             start, self.sentences_seen = self.sentences_seen, self.sentences_seen + len(padding)
             out["sentence"] = [torch.arange(start, self.sentences_seen, device=states.device)]

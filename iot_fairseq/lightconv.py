@@ -241,11 +241,13 @@ def _check_lightconv_options(args, conv_type: str) -> None:
             "--decoder-embed-dim must be the encoder's, "
             f"{args.encoder_embed_dim}, but is {args.decoder_embed_dim} instead"
         )
-    if getattr(args, "iot_keep_every", None) is not None:
-        raise ValueError(
-            "--iot-keep-every must not be given with a convolutional model, whose layers cannot be "
-            "pruned"
-        )
+    layers = [f"{side}_{name}" for side in SIDES for name in ("layerdrop", "layers_to_keep")]
+    for option in ("iot_keep_every", *layers):
+        if getattr(args, option, None):
+            raise ValueError(
+                f"--{option.replace('_', '-')} must not be given with a convolutional model, "
+                "whose layers can be neither dropped nor pruned"
+            )
     if args.adaptive_softmax_cutoff is not None:
         raise ValueError(
             "--adaptive-softmax-cutoff must not be given: fairseq's LightConv lacks the options "

@@ -28,7 +28,7 @@ from .options import (
     orders_of,
     temperature,
 )
-from .orders import STOCK_DECODER_ORDER, pair_names
+from .orders import STOCK_ENCODER_ORDER, pair_names
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class IotModel:
         self.gumbel_draws = args.iot_gumbel_draws
         self.orders_per_step = args.iot_orders_per_step or len(self.decoder_orders)
         self.num_updates = 0
-        self.is_stock = self.order_names == (STOCK_DECODER_ORDER,) and encoder.is_stock
+        self.is_stock = decoder.is_stock
         for number, stack in enumerate((encoder, decoder), start=1):
             # one draw per step serves all its orders, micro-batches and processes
             stack.layers = never_all(stack.layers, None if self.is_stock else number)
@@ -114,6 +114,7 @@ class IotModel:
             embed_tokens,
             orders_of(args, "decoder"),
             no_encoder_attn=getattr(args, "no_cross_attention", False),
+            stock_encoder=orders_of(args, "encoder") == (STOCK_ENCODER_ORDER,),
         )
 
     def set_num_updates(self, num_updates: int) -> None:

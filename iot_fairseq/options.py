@@ -148,6 +148,10 @@ def check_options(args) -> bool:
     for side in orders:
         forced_order(args, side)
     _check_numbers(args, len(orders["decoder"]))
+    if args.iot_pairing not in ("product", "tied"):
+        raise ValueError(
+            f"--iot-pairing must be product or tied, but is {args.iot_pairing!r} instead"
+        )
     if args.iot_pairing == "tied":
         _check_tied(args, orders)
     if getattr(args, "base_layers", 0):

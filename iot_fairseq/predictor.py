@@ -120,9 +120,13 @@ def mean_log_probs(log_probs: Tensor) -> Tensor:
     return log_probs.logsumexp(dim=0) - math.log(len(log_probs))
 
 
-def gumbel_noise(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    """Standard Gumbel noise from torch's seeded generator, float32, on the device of `like`."""
-    exponential = torch.empty(shape, dtype=torch.float32, device=like.device).exponential_()
+def gumbel_noise(
+    shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None = None
+) -> Tensor:
+    """Standard Gumbel noise, float32, on the device of `like`; from torch's seeded generator, or
+    from this one."""
+    exponential = torch.empty(shape, dtype=torch.float32, device=like.device)
+    exponential.exponential_(generator=generator)
     return -exponential.clamp_min(torch.finfo(torch.float32).tiny).log()
 
 

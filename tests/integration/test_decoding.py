@@ -146,6 +146,9 @@ def test_a_misspelt_override_is_refused(corpus, pre, trained_by_hydra):
             generate(corpus.folder, path, model_overrides=overrides)
     with pytest.raises(ValueError, match="'iot_force_order'"):
         hub(corpus, pre.path, iot_force_order="csf")
+    for key in ("decoder-layers-to-keep", "layers_to_keep", "keep_every"):
+        with pytest.raises(ValueError, match=f"{key!r} instead"):
+            generate(corpus.folder, pre.path, model_overrides=f"{{{key!r}: '0'}}")
 
 
 # ---------------------------------------------------------------- other ways to decode

@@ -22,7 +22,9 @@ from iot_fairseq import objective
 def test_gradients_of_two_micro_batches(monkeypatch):
     """Equal to those of the one batch, but for the term that is a mean over the batch: there they
     differ by exactly the gradient of its difference."""
-    monkeypatch.setattr(choice_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
+    monkeypatch.setattr(
+        choice_module, "gumbel_noise", lambda shape, like, *_: like.new_zeros(shape)
+    )
     lengths = (7, 3, 5, 1, 6, 2), (4, 1, 6, 5, 3, 3)
     model = randomize(build_model(iot_decoder_orders="scf,csf,fcs")).train()
     whole = random_batch(1, *lengths)
@@ -179,7 +181,9 @@ def test_two_processes_are_one_with_twice_the_micro_batches(
     first, second = two_processes(backend, quiet=True, **flags)
     assert same(first["model"], second["model"])
     assert all(np.isfinite(float(loss)) for loss in first["losses"])
-    monkeypatch.setattr(choice_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
+    monkeypatch.setattr(
+        choice_module, "gumbel_noise", lambda shape, like, *_: like.new_zeros(shape)
+    )
     output = train(corpus.folder, tmp_path / "alone", **TWO, **flags, update_freq=2)
     assert [line["loss"] for line in output.stats("train_inner")] == first["losses"]
     for name, want in load(tmp_path / "alone")["model"].items():

@@ -378,6 +378,7 @@ def test_a_checkpoint_without_encoder_predictor_warm_starts_but_chooses_nothing(
             {"iot_pairing": "tied", "iot_encoder_orders": "0,1", "iot_force_encoder_order": "fs"},
             "iot_force_encoder_order must not be given with --iot-pairing tied",
         ),
+        ({"iot_pairing": "Tied"}, "--iot-pairing must be product or tied, but is 'Tied' instead"),
         (
             {"iot_encoder_orders": "sf,fs", "iot_decoder_orders": "scf", "quant_noise_pq": 0.1},
             "--quant-noise-pq cannot be had with --iot-encoder-orders sf,fs",
@@ -396,3 +397,52 @@ def test_pairs():
     assert pair_names(pairs_of(1, 2, False), ("sf",), ("scf", "csf")) == ("scf", "csf")
     assert pair_names(pairs_of(2, 1, False), ENCODER_ORDERS, ("csf",)) == ENCODER_ORDERS
     assert pair_names(pairs_of(2, 2, True), ENCODER_ORDERS, ("scf", "fcs")) == ("sf_scf", "fs_fcs")
+
+
+# ---------------------------------------------------------------- what several orders rule out
+
+
+@pytest.mark.parametrize(
+    ("weights", "per_step", "message"),
+    [
+        ({"iot_consistency": 1}, 2, "--iot-orders-per-step must be 3, all of them, with --iot-c"),
+        ({"iot_consistency": 1}, 1, "--iot-orders-per-step must be 2 or more with --iot-consis"),
+        ({"iot_classification": 1}, 1, "--iot-orders-per-step must be 2 or more with --iot-class"),
+    ],
+)
+def test_terms_that_compare_orders_need_enough_of_them(weights, per_step, message):
+    model = build("sf,fs", "scf,csf,fcs", iot_orders_per_step=per_step).train()
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        build_criterion(build_task(), **weights)(model, random_batch())
+
+
+def test_collapse_is_judged_by_the_orders_taken(caplog):
+    """The decoder's predictor may say something else of the encoder order that is not taken."""
+    model, loss = mixed_model(), criterion()
+    batch = random_batch(6)
+    for _ in range(3):
+        _, choice = model.eval()(**batch["net_input"], every_order=True)
+        loss(model, batch)
+        counts = {side: watch.counts.tolist() for side, watch in loss.watches.items()}
+        loss(model.train(), batch)
+    taken = [model.pairs[number] for number in choice["chosen"].tolist()]
+    for place, (side, number) in enumerate((("encoder", 2), ("decoder", 3))):
+        assert counts[side] == [sum(pair[place] == n for pair in taken) for n in range(number)]
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_no_process_sees_the_noise_of_another(monkeypatch, world):
+    """Whichever side it is drawn for, and however often."""
+    drawn: list[set[float]] = []
+    monkeypatch.setattr(choice_module, "get_data_parallel_world_size", lambda: world)
+    for rank in range(world):
+        monkeypatch.setattr(choice_module, "get_data_parallel_rank", lambda rank=rank: rank)
+        torch.manual_seed(7)  # as fairseq does, on every process
+        predict = choice_module.Predict(0.05, 2, 1.0, training=True)
+        noise = [predict._noise(torch.zeros(shape)) for shape in ((5, 2), (10, 3), (5, 2))]
+        drawn.append({value for part in noise for value in part.flatten().tolist()})
+    for number, one in enumerate(drawn):
+        assert len(one) == 2 * (10 + 30 + 10)
+        for other in drawn[:number]:
+            assert not one & other

@@ -460,6 +460,8 @@ def test_a_stock_checkpoint_warm_starts(family):
         ({"adaptive_softmax_cutoff": "5"}, "--adaptive-softmax-cutoff cannot be had with"),
         ({"iot_decoder_orders": "sfx"}, "--iot-decoder-orders must name decoder orders out of"),
         ({"iot_keep_every": 2}, "--iot-keep-every must not be given with a convolutional model"),
+        ({"encoder_layerdrop": 0.1}, "--encoder-layerdrop must not be given with a convolutional"),
+        ({"decoder_layers_to_keep": "0"}, "--decoder-layers-to-keep must not be given with a conv"),
         ({"iot_clamp": 0.5}, "--iot-clamp must lie between 0 and"),
         ({"iot_force_decoder_order": "sfc"}, "iot_force_decoder_order must be one of the model's"),
     ],
@@ -479,3 +481,36 @@ def test_a_kind_of_convolution_that_agrees_may_be_given(family):
     one_size = build(family, encoder_kernel_size_list=[7])
     assert [layer.conv.kernel_size for layer in one_size.encoder.layers] == [7, 7]
     assert len(one_size.encoder.layers) == SMALL["encoder_layers"]
+
+
+@families
+def test_dropout_of_the_kernels_is_retained_step_by_step(family):
+    """Under --retain-dropout: another seed, another result."""
+    model = randomize(build(family, iot_decoder_orders="csf", weight_dropout=0.5))
+    model.eval()
+    for layer in model.decoder.layers:
+        layer.conv.weight_dropout_module.apply_during_inference = True
+    net, found = random_batch()["net_input"], []
+    for seed in (1, 2):
+        state, out = {}, model.encoder(net["src_tokens"], net["src_lengths"])
+        torch.manual_seed(seed)
+        for length in (1, 2, 3):
+            tokens = net["prev_output_tokens"][:, :length]
+            logits, _ = model.decoder(tokens, encoder_out=out, incremental_state=state)
+        found.append(logits)
+    assert not torch.allclose(*found)
+
+
+def test_a_choice_of_the_encoder_alone_leaves_sentences_independent():
+    """fairseq's own dynamic decoder would cut its kernels to the longest sentence of the batch."""
+    model = randomize(
+        build("iot_dynamicconv", iot_encoder_orders="sf,fs", iot_decoder_orders="scf")
+    ).eval()
+    batch = random_batch()
+    together, _ = model(**batch["net_input"])
+    for row, target in enumerate(batch["target"]):
+        words = int(target.ne(1).sum())
+        net = {name: value[row : row + 1] for name, value in batch["net_input"].items()}
+        net["prev_output_tokens"] = net["prev_output_tokens"][:, :words]
+        alone, _ = model(**net)
+        torch.testing.assert_close(together[row, :words], alone[0], atol=2e-5, rtol=0)

@@ -24,7 +24,9 @@ def build(number: int | None, **options):
 @pytest.fixture(autouse=True)
 def no_noise(monkeypatch):
     """Every draw of Gumbel noise is zero."""
-    monkeypatch.setattr(choice_module, "gumbel_noise", lambda shape, like: like.new_zeros(shape))
+    monkeypatch.setattr(
+        choice_module, "gumbel_noise", lambda shape, like, *_: like.new_zeros(shape)
+    )
 
 
 def evaluate(model, ran: tuple[int, ...], **options):

@@ -173,7 +173,9 @@ def test_ten_million_draws(dtype, extreme_logits):
 
 def test_noise_is_finite_at_the_edge(monkeypatch):
     for value in (0.0, 5e-324, 1e-45, 104.0):
-        monkeypatch.setattr(torch.Tensor, "exponential_", lambda x, value=value: x.fill_(value))
+        monkeypatch.setattr(
+            torch.Tensor, "exponential_", lambda x, value=value, **_: x.fill_(value)
+        )
         assert gumbel_noise((4,), like=torch.zeros(1)).isfinite().all()
 
 
