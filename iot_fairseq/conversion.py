@@ -132,7 +132,7 @@ def _checkpoint(
     args.iot_clamp = getattr(old, "clamp_value", 0.0) if getattr(old, "gs_clamp", False) else 0.0
     args.iot_gumbel_draws = len(orders)
     args.iot_smoothing = "released"
-    if len(orders) > 1:
+    if orders != (STOCK_DECODER_ORDER,):
         weights["encoder.decoder_orders"] = torch.tensor(order_numbers(orders))
     weights = fit(MODEL, args, weights, name)
     cfg = convert_namespace_to_omegaconf(args)

@@ -67,22 +67,21 @@ class OrderedEncoder:
         self.is_stock = encoder_orders == (STOCK_ENCODER_ORDER,)
         self.sentences_seen = 0
         self.lacks_predictor_weights: set[str] = set()
+        self._keep_orders()
         width = embed_tokens.embedding_dim
         self.decoder_order_predictor = self._add_predictor("decoder", width)
         self.encoder_order_predictor = None if tied else self._add_predictor("encoder", width)
-        if tied:
-            self._keep_orders("encoder")
 
     def _add_predictor(self, side: str, width: int) -> OrderPredictor | None:
-        if len(self.orders[side]) == 1:
-            return None
-        self._keep_orders(side)
-        return OrderPredictor(len(self.orders[side]), width)
+        return OrderPredictor(len(self.orders[side]), width) if len(self.orders[side]) > 1 else None
 
-    def _keep_orders(self, side: str) -> None:
-        # a predictor's rows mean nothing without the orders that they were trained for
-        numbers = order_numbers(self.orders[side], KNOWN_ORDERS[side])
-        self.register_buffer(f"{side}_orders", torch.tensor(numbers))
+    def _keep_orders(self) -> None:
+        """What the weights were trained for stands beside them, unless it is fairseq's order."""
+        for side, orders in self.orders.items():
+            known = KNOWN_ORDERS[side]
+            if orders != known[:1]:
+                numbers = torch.tensor(order_numbers(orders, known))
+                self.register_buffer(f"{side}_orders", numbers)
 
     def forward(
         self,
@@ -287,8 +286,9 @@ class OrderedEncoder:
         return reordered
 
     def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str):
-        """Lets a checkpoint without order predictors warm-start this model. Until they are trained,
-        choosing an order by them is refused (see `forward`).
+        """Lets a checkpoint without order predictors, of fairseq's Transformer or of one order,
+        warm-start this model. Until they are trained, choosing an order by them is refused (see
+        `forward`).
 
         Raises:
             ValueError: the checkpoint was trained for other orders.
@@ -310,18 +310,16 @@ class OrderedEncoder:
         Raises:
             ValueError: the checkpoint was trained for other orders of a side.
         """
-        kept = getattr(self, f"{side}_orders", None)
-        if kept is None:
-            return
-        theirs = state_dict.setdefault(f"{name}.{side}_orders", kept.clone())
-        there, here = (
-            order_names(numbers.tolist(), KNOWN_ORDERS[side]) for numbers in (theirs, kept)
-        )
-        if there != here:
+        key, kept = f"{name}.{side}_orders", getattr(self, f"{side}_orders", None)
+        theirs = state_dict.get(key)
+        there = orders if theirs is None else order_names(theirs.tolist(), KNOWN_ORDERS[side])
+        if there != orders and not len(there) == 1 < len(orders):
             raise ValueError(
                 f"--iot-{side}-orders must be {','.join(there)}, as in the checkpoint, "
-                f"but is {','.join(here)} instead"
+                f"but is {','.join(orders)} instead"
             )
+        if kept is not None and (theirs is None or there != orders):
+            state_dict[key] = kept.clone()
 
 
 class OrderedTransformerEncoder(OrderedEncoder, TransformerEncoderBase):

@@ -345,6 +345,38 @@ def test_a_checkpoint_of_other_encoder_orders_is_refused():
     build("sf,fs", "scf").load_state_dict(dict(state))
 
 
+@pytest.mark.parametrize(
+    ("there", "here"), [("fs", "sf"), ("sf,fs", "sf"), ("sf,fs", "fs"), ("fs,sf", "sf,fs")]
+)
+def test_a_checkpoint_of_other_orders_is_refused(there, here):
+    state = build(there, "csf").state_dict()
+    with pytest.raises(ValueError, match=f"^--iot-encoder-orders must be {there}, as in the che"):
+        build(here, "csf").load_state_dict(dict(state))
+    with pytest.raises(ValueError, match=r"^--iot-decoder-orders must be csf, as in the checkpoi"):
+        build(there, "scf").load_state_dict(dict(state))
+    assert state.keys() == build(there, "csf").state_dict().keys()
+    build(there, "csf").load_state_dict(state)
+
+
+@pytest.mark.parametrize("there", ["sf", "fs"])
+def test_a_single_order_may_start_several(there):
+    model, state = build("sf,fs", "scf,csf"), build(there, "csf").state_dict()
+    model.load_state_dict(state)
+    assert model.encoder.lacks_predictor_weights == {"encoder", "decoder"}
+    assert model.encoder.encoder_orders.tolist() == [0, 1]
+
+
+def test_a_checkpoint_from_before_single_orders_were_kept_loads():
+    state = build("fs", "csf").state_dict()
+    assert {name for name in state if name.endswith("coder_orders")} == {
+        "encoder.encoder_orders",
+        "encoder.decoder_orders",
+    }
+    for name in ("encoder.encoder_orders", "encoder.decoder_orders"):
+        del state[name]
+    build("fs", "csf").load_state_dict(state)
+
+
 def test_a_checkpoint_without_encoder_predictor_warm_starts_but_chooses_nothing():
     model = build("sf,fs", "scf,csf").eval()
     model.load_state_dict(build("sf", "scf,csf").state_dict())
