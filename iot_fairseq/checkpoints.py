@@ -142,7 +142,7 @@ def check_overrides(overrides: dict[str, Any]) -> None:
     )
     known = {name for holder in holders for name in holder.__dataclass_fields__}
     ours = {name for name in known if name.startswith("iot_")}
-    ours |= {f"{side}_layers_to_keep" for side in ("encoder", "decoder")}
+    ours |= {f"{side}_layers_to_keep" for side in SIDES}
     ignored = [key for key in overrides if key not in ours]
     for value in overrides.values():  # fairseq descends into some of its own settings
         ignored += list(value) if isinstance(value, dict) else []

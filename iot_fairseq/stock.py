@@ -11,10 +11,9 @@ from fairseq.tasks import TASK_DATACLASS_REGISTRY
 from torch import Tensor
 
 from .checkpoints import CRITERION, MODEL, TASK, model_class, settings_of, without_training
-from .orders import STOCK_DECODER_ORDER, parse_orders
+from .orders import KNOWN_ORDERS, STOCK_DECODER_ORDER, STOCK_ENCODER_ORDER, parse_orders
 
 STOCK_MODEL = "transformer"
-STOCK_ENCODER_ORDER = "sf"
 # Sections of a checkpoint's settings, fairseq's name and ours of what they configure, and whose
 # options it has.
 SECTIONS = {
@@ -70,10 +69,11 @@ def to_stock(state: dict[str, Any], name: str = "the checkpoint") -> dict[str, A
             cannot express.
     """
     settings = _settings_of(MODEL, state, name)
-    orders = ",".join(parse_orders(settings.iot_decoder_orders))
-    of_encoder = getattr(settings, "iot_encoder_orders", None) or STOCK_ENCODER_ORDER
-    for found, want in ((orders, STOCK_DECODER_ORDER), (of_encoder, STOCK_ENCODER_ORDER)):
-        if found not in (want, "0"):
+    for side, want in (("decoder", STOCK_DECODER_ORDER), ("encoder", STOCK_ENCODER_ORDER)):
+        option = f"iot_{side}_orders"  # of the encoder, older checkpoints have none
+        text = getattr(settings, option, None) or want
+        found = ",".join(parse_orders(text, option, KNOWN_ORDERS[side]))
+        if found != want:
             raise ValueError(
                 f"{name} must have the single order {want} to become a stock Transformer, but has "
                 f"{found}, which that cannot express"

@@ -1,18 +1,25 @@
-"""The oracle's model: its shape, its batch, its weights in ours, our tensors under its names."""
+"""The oracle's model: its shape, its batch, its weights in ours, our tensors under its names, and
+its objective by ours."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from fairseq.logging import metrics
 from fairseq.models import FairseqModel
+from helpers import build_criterion, build_task
 from torch import Tensor
 
 from iot_fairseq.conversion import convert_released_weights
+from iot_fairseq.predictor import clamped_log_probs
 
 PREDICTOR = "encoder.decoder_order_predictor.weight"
 VOCABULARY = 40
+CLAMP = 0.05
+TERMS = {"label_smoothing": 0.1, "iot_smoothing": "released"}
 SHAPE = {
     "encoder_embed_dim": 16,
     "encoder_ffn_embed_dim": 32,
@@ -66,3 +73,44 @@ def norms(tensors: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     """Euclidean norms under the released names, `(P,)`."""
     packed = by_released_names(tensors, names)
     return torch.stack([packed[name].norm() for name in names])
+
+
+@dataclass
+class Result:
+    """One evaluation of the objective: what the oracle calls weights, scalars and logged."""
+
+    weights: torch.Tensor
+    scalars: list[float]
+    logged: list[float]
+    loss: torch.Tensor
+
+
+def evaluate(model, batch: dict, sentence_avg: bool = False) -> Result:
+    """The criterion's loss, what it returns for the log and what is aggregated from that.
+
+    The released code clamps in the exploitation term even where the weights are not clamped (flag
+    0); the hook gives the criterion such a choice.
+    """
+
+    def clamp_again(module, arguments, output):
+        logits, choice = output
+        choices.append(choice)
+        if model.clamp:
+            return output
+        clamped = clamped_log_probs(choice["log_probs"], CLAMP)
+        prediction = replace(choice["predictions"]["decoder"], clamped_log_probs=clamped)
+        return logits, {**choice, "predictions": {"decoder": prediction}}
+
+    choices: list[dict] = []
+    criterion = build_criterion(build_task(VOCABULARY), sentence_avg, **TERMS)
+    with model.register_forward_hook(clamp_again):
+        loss, _, log = criterion(model, batch)
+    names = ("loss", "nll_loss", "likelihood", "exploitation", "exploration", "sample_size")
+    with metrics.aggregate(new_root=True) as meters:
+        criterion.reduce_metrics([log])
+    return Result(
+        choices[0]["weights"],
+        [float(log[name]) for name in names],
+        [float(meters[name].avg) for name in names[:-1]],
+        loss,
+    )

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 import torch
 from fairseq.logging import metrics
-from helpers import build_criterion, build_model, build_task, build_trainer, gradients
+from helpers import build_model, build_task, build_trainer, gradients
 from released import (
+    CLAMP,
     PREDICTOR,
     SHAPE,
+    TERMS,
     VOCABULARY,
+    Result,
     by_released_names,
+    evaluate,
     load_released,
     norms,
     released_batch,
@@ -30,15 +33,13 @@ from iot_fairseq.orders import DECODER_ORDERS, ENCODER_ORDERS
 from iot_fairseq.predictor import TemperatureSchedule, clamped_log_probs, gumbel_weights
 
 MODEL, LOSS, SCHEDULE = "model_post", "loss_post", "schedule_trainer"
-CLAMP, GRADIENT = 0.05, 1e-4
+GRADIENT = 1e-4
 SETS = {"0": "0", "3": "3", "04": "0,4", "035": "0,3,5", "012345": "0,1,2,3,4,5"}
 WITHOUT_WEIGHTS = re.compile(r"trainer/pre/.*")
 DESCRIPTIONS = re.compile(
     r"w/.*|src_tokens|src_lengths|prev_output_tokens|target|ntokens|taus|clamp_flags|param_names"
     r"|o\d+/(orders|noise)|tau/(configs_max_min_r_freq|updates)|trainer/post/noise"
 )
-
-TERMS = {"label_smoothing": 0.1, "iot_smoothing": "released"}
 
 
 @pytest.fixture(scope="module")
@@ -108,47 +109,6 @@ def test_decoder(oracle, ledger, released_model, batch, number, encoder):
 
 
 # ---------------------------------------------------------------- weights, losses, gradients
-
-
-@dataclass
-class Result:
-    """One evaluation of the objective: what the oracle calls weights, scalars and logged."""
-
-    weights: torch.Tensor
-    scalars: list[float]
-    logged: list[float]
-    loss: torch.Tensor
-
-
-def evaluate(model, batch: dict, sentence_avg: bool = False) -> Result:
-    """The criterion's loss, what it returns for the log and what is aggregated from that.
-
-    The released code clamps in the exploitation term even where the weights are not clamped (flag
-    0); the hook gives the criterion such a choice.
-    """
-
-    def clamp_again(module, arguments, output):
-        logits, choice = output
-        choices.append(choice)
-        if model.clamp:
-            return output
-        clamped = clamped_log_probs(choice["log_probs"], CLAMP)
-        prediction = replace(choice["predictions"]["decoder"], clamped_log_probs=clamped)
-        return logits, {**choice, "predictions": {"decoder": prediction}}
-
-    choices: list[dict] = []
-    criterion = build_criterion(build_task(VOCABULARY), sentence_avg, **TERMS)
-    with model.register_forward_hook(clamp_again):
-        loss, _, log = criterion(model, batch)
-    names = ("loss", "nll_loss", "likelihood", "exploitation", "exploration", "sample_size")
-    with metrics.aggregate(new_root=True) as meters:
-        criterion.reduce_metrics([log])
-    return Result(
-        choices[0]["weights"],
-        [float(log[name]) for name in names],
-        [float(meters[name].avg) for name in names[:-1]],
-        loss,
-    )
 
 
 def compare_result(ledger, arrays: dict, prefix: str, index: tuple, result: Result) -> None:
