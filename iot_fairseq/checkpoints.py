@@ -77,8 +77,7 @@ def _checking_overrides(function: Callable) -> Callable:
     def checked(cfg: Any, overrides: dict[str, Any]) -> None:
         check_overrides(overrides)
         model = cfg.get("model")
-        if is_ours(model) and not issubclass(model_class(model), TransformerModelBase):
-            _refuse_pruning(overrides)
+        _refuse_pruning(model, overrides)
         if isinstance(model, DictConfig) and is_ours(model):
             with open_dict(model):
                 for name in MODEL_REGISTRY[MODEL].config_class.__dataclass_fields__:
@@ -89,18 +88,24 @@ def _checking_overrides(function: Callable) -> Callable:
     return checked
 
 
-def _refuse_pruning(overrides: dict[str, Any]) -> None:
+def _refuse_pruning(settings: Any, overrides: dict[str, Any]) -> None:
     """
     Raises:
-        ValueError: layers are to be kept, of a model that has no such option, so that fairseq would
-            pass over it.
+        ValueError: layers are to be kept by an option that this model does not have, so that
+            fairseq would pass over it.
     """
-    for side in SIDES:
-        if overrides.get(f"{side}_layers_to_keep") is not None:
-            raise ValueError(
-                f"--{side}-layers-to-keep must not be given with a convolutional model, whose "
-                "layers cannot be pruned"
-            )
+    if is_ours(settings) and not is_transformer(settings):
+        for side in SIDES:
+            if overrides.get(f"{side}_layers_to_keep") is not None:
+                raise ValueError(
+                    f"--{side}-layers-to-keep must not be given with a convolutional model, whose "
+                    "layers cannot be pruned"
+                )
+    if not is_ours(settings) and overrides.get("iot_keep_every") is not None:
+        raise ValueError(
+            "--iot-keep-every must not be given with a model of fairseq's own, which has no such "
+            "option: name the layers by --encoder-layers-to-keep and --decoder-layers-to-keep"
+        )
 
 
 def model_class(settings: Any) -> type | None:
@@ -115,6 +120,11 @@ def is_ours(settings: Any) -> bool:
     return config_class is MODEL_REGISTRY[MODEL].config_class
 
 
+def is_transformer(settings: Any) -> bool:
+    """Whether these are settings of a Transformer, fairseq's or ours: one that can be pruned."""
+    return issubclass(model_class(settings) or object, TransformerModelBase)
+
+
 def _pruning_by_side(function: Callable) -> Callable:
     """fairseq, told which layers to keep of one side, drops all of the other; it renumbers whatever
     else has a number behind `layers` in its name; it sorts the list and passes over numbers that no
@@ -122,7 +132,7 @@ def _pruning_by_side(function: Callable) -> Callable:
 
     @wraps(function)
     def pruned(state_dict: dict[str, Any], model_cfg: Any) -> dict[str, Any]:
-        if issubclass(model_class(model_cfg) or object, TransformerModelBase):
+        if is_transformer(model_cfg):
             return prune_loaded(state_dict, model_cfg, of_whole=is_ours(model_cfg))
         return function(state_dict, model_cfg)
 
@@ -194,7 +204,8 @@ def load(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def settings_of(state: dict[str, Any], name: str) -> argparse.Namespace:
-    """The model's settings in a checkpoint; what is set on them is set in the checkpoint.
+    """The model's settings in a checkpoint; what is set on them is set in the checkpoint. Those of
+    a model of ours that was trained with layers left out say how many it has.
 
     Args:
         state: as `load` returned it.
@@ -213,6 +224,8 @@ def settings_of(state: dict[str, Any], name: str) -> argparse.Namespace:
             f"{name} must be a checkpoint of a model that is known here, but that of "
             f"{getattr(settings, 'arch', None) or getattr(settings, '_name', None)!r} is not"
         )
+    if is_ours(settings) and is_transformer(settings):
+        state["model"] = prune_loaded(state["model"], settings, of_whole=True)
     return settings
 
 

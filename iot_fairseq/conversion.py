@@ -14,15 +14,17 @@ from torch import Tensor
 
 from .checkpoints import CRITERION, MODEL, TASK, load, model_class, save, settings_of
 from .console import check_new, one_line_errors
-from .orders import STOCK_DECODER_ORDER, order_numbers, parse_orders
+from .orders import ENCODER_ORDERS, STOCK_DECODER_ORDER, parse_orders
 from .stock import STOCK_MODEL, fit, from_stock, to_stock
 
 
 def convert_released(state: dict[str, Any], name: str = "the checkpoint") -> dict[str, Any]:
     """Turns a checkpoint of the released IOT code into one of ours.
 
-    It translates as it did there. Trained on, it differs in one thing: without --gs-clamp that code
-    still clamps the probabilities of its exploitation term, and ours then does not.
+    It translates as it did there, unless it has two encoder orders, which that code forgets when it
+    decodes: ours then encodes as in training (`--iot-pairing tied`). Trained on, it differs in one
+    thing: without --gs-clamp that code still clamps the probabilities of its exploitation term, and
+    ours then does not.
 
     Args:
         state: as `load` returned it.
@@ -32,7 +34,7 @@ def convert_released(state: dict[str, Any], name: str = "the checkpoint") -> dic
         A checkpoint without optimizer state, for decoding and for --finetune-from-model.
 
     Raises:
-        ValueError: it is no such checkpoint, or has several encoder orders.
+        ValueError: it is no such checkpoint.
     """
     old = state.get("args")
     weights = state["model"]
@@ -42,10 +44,9 @@ def convert_released(state: dict[str, Any], name: str = "the checkpoint") -> dic
             f"{name} must be a checkpoint of the released IOT code, but holds no "
             "encoder.embed_order and decoder_orders"
         )
-    if getattr(old, "encoder_max_order", 1) != 1:
+    if getattr(old, "encoder_max_order", 1) not in (1, 2):
         raise ValueError(
-            f"{name} must have one encoder order, but has encoder_max_order = "
-            f"{old.encoder_max_order} instead, which is not supported"
+            f"{name} must have encoder_max_order 1 or 2, but has {old.encoder_max_order} instead"
         )
     orders = parse_orders(",".join(map(str, old.decoder_orders)), "decoder_orders")
     number = getattr(old, "decoder_max_order", len(orders))
@@ -129,11 +130,11 @@ def _checkpoint(
         if hasattr(old, option):
             setattr(args, new, getattr(old, option))
     args.iot_decoder_orders = ",".join(orders)
+    if len(orders) > 1 and getattr(old, "encoder_max_order", 1) == 2:
+        args.iot_encoder_orders, args.iot_pairing = ",".join(ENCODER_ORDERS), "tied"
     args.iot_clamp = getattr(old, "clamp_value", 0.0) if getattr(old, "gs_clamp", False) else 0.0
     args.iot_gumbel_draws = len(orders)
     args.iot_smoothing = "released"
-    if orders != (STOCK_DECODER_ORDER,):
-        weights["encoder.decoder_orders"] = torch.tensor(order_numbers(orders))
     weights = fit(MODEL, args, weights, name)
     cfg = convert_namespace_to_omegaconf(args)
     return {

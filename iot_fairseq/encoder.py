@@ -161,7 +161,8 @@ class OrderedEncoder:
             if side in self.lacks_predictor_weights and number is None:
                 raise ValueError(
                     f"the checkpoint holds no {side} order predictor (it is a stock Transformer, "
-                    f"or was trained with one order): train it first, or set iot_force_{side}_order"
+                    "or was trained with one order or with tied ones): train it first, or set "
+                    f"iot_force_{side}_order"
                 )
 
     def _own_order(
@@ -291,7 +292,7 @@ class OrderedEncoder:
         `forward`).
 
         Raises:
-            ValueError: the checkpoint was trained for other orders.
+            ValueError: the checkpoint was trained for other orders, or for another pairing of them.
         """
         self.lacks_predictor_weights = set()
         for side, orders in self.orders.items():
@@ -301,6 +302,10 @@ class OrderedEncoder:
                 self.lacks_predictor_weights.add(side)
                 state_dict[key] = predictor.weight.detach().clone()
             self._check_orders(state_dict, name, side, orders)
+            if predictor is None and key in state_dict and len(orders) > 1:
+                raise ValueError(
+                    "--iot-pairing must be product, as in the checkpoint, but is tied instead"
+                )
         return super().upgrade_state_dict_named(state_dict, name)
 
     def _check_orders(

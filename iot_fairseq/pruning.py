@@ -3,13 +3,34 @@
 import argparse
 from typing import Any
 
-from fairseq.models.transformer import TransformerModelBase
-
-from .checkpoints import load, model_class, save, settings_of, without_training
+from .checkpoints import is_transformer, load, save, settings_of, without_training
 from .console import check_new, one_line_errors
 from .layerdrop import SIDES, count_layers, layers_to_keep, prune_weights, settle
 
 OPTIONS = (*(f"{side}_layers_to_keep" for side in SIDES), "iot_keep_every")
+
+
+def total_layers(state: dict[str, Any], name: str) -> dict[str, int]:
+    """How many layers each side of a Transformer has.
+
+    Args:
+        state: as `load` returned it.
+        name: how to call it in an error.
+
+    Raises:
+        ValueError: it is no Transformer of an encoder and a decoder, or its settings say otherwise.
+    """
+    settings = settings_of(state, name)
+    totals = {side: count_layers(state["model"], side) for side in SIDES}
+    if not is_transformer(settings) or not all(totals.values()):
+        raise ValueError(f"{name} must be a Transformer with encoder and decoder layers")
+    for side, total in totals.items():
+        said = getattr(settings, f"{side}_layers", total)
+        if said != total:
+            raise ValueError(
+                f"{name} must hold the {said} {side} layers of its settings, but holds {total}"
+            )
+    return totals
 
 
 def prune(state: dict[str, Any], name: str = "the checkpoint", **options: Any) -> dict[str, Any]:
@@ -29,16 +50,8 @@ def prune(state: dict[str, Any], name: str = "the checkpoint", **options: Any) -
         ValueError: it is no Transformer of an encoder and a decoder, or the layers to keep are none
             or not its own.
     """
+    totals = total_layers(state, name)
     settings = settings_of(state, name)
-    totals = {side: count_layers(state["model"], side) for side in SIDES}
-    if not issubclass(model_class(settings), TransformerModelBase) or not all(totals.values()):
-        raise ValueError(f"{name} must be a Transformer with encoder and decoder layers")
-    for side, total in totals.items():
-        said = getattr(settings, f"{side}_layers", total)
-        if said != total:
-            raise ValueError(
-                f"{name} must hold the {said} {side} layers of its settings, but holds {total}"
-            )
     keep = layers_to_keep(argparse.Namespace(**options), totals)
     if not keep:
         raise ValueError(

@@ -27,7 +27,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # this checkout, installed or not
 
 from iot_fairseq.checkpoints import load  # noqa: E402
-from iot_fairseq.layerdrop import SIDES, count_layers  # noqa: E402
+from iot_fairseq.layerdrop import SIDES  # noqa: E402
+from iot_fairseq.pruning import total_layers  # noqa: E402
 from iot_fairseq.reports.load import configure, load_set, load_task  # noqa: E402
 from iot_fairseq.reports.report import prepare_references  # noqa: E402
 from iot_fairseq.reports.scores import Scorer, build_scorers, quiet_sacrebleu  # noqa: E402
@@ -61,7 +62,7 @@ def check_depths(depths: list[int], models: dict[str, str], side: str) -> None:
         ValueError: a depth that a model does not have.
     """
     for name, path in models.items():
-        total = count_layers(load(path)["model"], side)
+        total = total_layers(load(path), path)[side]
         wrong = [depth for depth in depths if not 1 <= depth <= total]
         if wrong:
             raise ValueError(
@@ -81,7 +82,7 @@ def translate(
 ) -> tuple[list[str], float]:
     """The translations of a set by a model that is cut to `depth` layers, and the seconds that
     decoding took."""
-    total = count_layers(load(path)["model"], side)
+    total = total_layers(load(path), path)[side]
     keep = ",".join(map(str, evenly_spaced(depth, total)))
     overrides = {} if depth == total else {f"{side}_layers_to_keep": keep}
     (model,), _, _ = checkpoint_utils.load_model_ensemble_and_task(

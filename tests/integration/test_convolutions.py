@@ -4,14 +4,19 @@ forced, reported."""
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import yaml
-from commands import PACKAGE, equal, force, fresh_fairseq, generate, interactive, run, spell
+from commands import PACKAGE, ROOT, equal, force, fresh_fairseq, generate, interactive, run, spell
 from conftest import QUICK, Trained
 
 from iot_fairseq import IotDynamicConvModel
 from iot_fairseq.reports.report import report_main
+
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import depths
 
 CONVOLUTION = {
     "encoder_kernel_size_list": "[3,7]",
@@ -127,6 +132,11 @@ def test_layers_to_keep_are_refused(corpus, dynamic):
     for key, value in {"decoder_layers_to_keep": "0", "iot_keep_every": 2}.items():
         with pytest.raises(ValueError, match=rf"^--{key.replace('_', '-')} must not be given with"):
             generate(corpus.folder, dynamic.path, model_overrides=str({key: value}))
+
+
+def test_depths_names_a_model_that_cannot_be_cut(corpus, dynamic):
+    with pytest.raises(SystemExit, match=rf"^depths.py: {dynamic.path} must be a Transformer with"):
+        depths.main([str(corpus.folder), f"ours={dynamic.path}", "--depths=1"])
 
 
 @pytest.mark.parametrize("sizes", [[3, 5], [3]], ids=str)

@@ -28,6 +28,8 @@ def released():
         if tied is False:
             task.tgt_dict = build_dictionary(SIZE + 4)
         options = {"share_all_embeddings": tied, "iot_decoder_orders": orders}
+        if settings.get("encoder_max_order") == 2:
+            options |= {"iot_encoder_orders": "sf,fs", "iot_pairing": "tied"}
         model = randomize(build_model(task=task, **options, seed=3)).eval()
         tensors = model.state_dict()
         names = []
@@ -38,7 +40,7 @@ def released():
                 names += [] if packed in names else [packed]
             elif name.startswith("decoder.output_projection"):
                 names += [] if tied else [name]
-            elif "order_predictor" not in name and not name.endswith("version"):
+            elif "order_predictor" not in name and not name.endswith(("version", "coder_orders")):
                 names.append(name)
         weights = by_released_names(tensors, names)
         if not tied:
@@ -103,10 +105,18 @@ def write_dictionaries(folder: Path, source: Dictionary, target: Dictionary) -> 
 
 
 @pytest.mark.parametrize(
-    ("ids", "tied", "rows"), [((0, 3, 5), True, 3), ((5, 1), False, 6), ((3,), True, 1)]
+    ("ids", "tied", "rows", "encoder_orders"),
+    [
+        ((0, 3, 5), True, 3, 1),
+        ((5, 1), False, 6, 1),
+        ((3,), True, 1, 1),
+        ((0, 3, 5), True, 6, 2),
+    ],
 )
-def test_a_converted_checkpoint_computes_the_same(released, tmp_path, capsys, ids, tied, rows):
-    state, model = released(ids, tied, rows)
+def test_a_converted_checkpoint_computes_the_same(
+    released, tmp_path, capsys, ids, tied, rows, encoder_orders
+):
+    state, model = released(ids, tied, rows, encoder_max_order=encoder_orders)
     source, target = tmp_path / "released.pt", tmp_path / "ours.pt"
     torch.save(state, source)
     convert_main([str(source), str(target)])
@@ -116,6 +126,8 @@ def test_a_converted_checkpoint_computes_the_same(released, tmp_path, capsys, id
         [str(target)], arg_overrides={"data": str(tmp_path)}
     )
     assert converted.decoder_orders == model.decoder_orders
+    assert converted.pairs == model.pairs
+    assert converted.encoder.tied == (encoder_orders == 2)
     batch = random_batch(size=SIZE)["net_input"]
     outputs, choice = model(**batch, every_order=True)
     again, choice_again = converted.eval()(**batch, every_order=True)
@@ -134,7 +146,7 @@ def test_a_converted_checkpoint_computes_the_same(released, tmp_path, capsys, id
         (lambda s: s["model"].pop("encoder.embed_order"), "holds no encoder.embed_order"),
         (lambda s: s.update(args=None), "holds no encoder.embed_order and decoder_orders"),
         (lambda s: s.update(args=argparse.Namespace()), "holds no encoder.embed_order"),
-        (lambda s: vars(s["args"]).update(encoder_max_order=2), "must have one encoder order"),
+        (lambda s: vars(s["args"]).update(encoder_max_order=3), "encoder_max_order 1 or 2, but"),
         (lambda s: vars(s["args"]).update(decoder_orders=[0, 3]), "as many decoder_orders as"),
         (
             lambda s: vars(s["args"]).update(decoder_orders=[0, 3, 9]),

@@ -13,6 +13,8 @@ from test_encoder_orders import ENCODER_PREDICTOR, build, criterion, encode, mix
 from iot_fairseq import choice as choice_module
 from iot_fairseq.orders import ENCODER_ORDERS, pair_names, pairs_of
 
+PAIRINGS = ("product", "tied")
+
 # ---------------------------------------------------------------- options and checkpoints
 
 
@@ -73,6 +75,15 @@ def test_a_checkpoint_without_encoder_predictor_warm_starts_but_chooses_nothing(
     encode(model, batch, pair=(0, 1))
     model.train()(**batch["net_input"], every_order=True)
     encode(model.eval(), batch)
+
+
+def test_another_pairing_than_the_checkpoint_s_is_named():
+    product, tied = (build("sf,fs", "scf,csf", iot_pairing=pairing) for pairing in PAIRINGS)
+    with pytest.raises(ValueError, match=r"^--iot-pairing must be product, as in the checkpoint"):
+        tied.load_state_dict(product.state_dict())
+    product.eval().load_state_dict(build("sf,fs", "scf,csf", iot_pairing="tied").state_dict())
+    with pytest.raises(ValueError, match=r"holds no encoder order predictor .* or with tied ones"):
+        encode(product, random_batch())
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from helpers import (
     without_layers,
 )
 
+from iot_fairseq.conversion import convert_main
 from iot_fairseq.layerdrop import prune_weights
 from iot_fairseq.pruning import prune_main
 
@@ -136,6 +137,14 @@ def test_keep_every_and_a_list_exclude_each_other(saved):
         load_by_fairseq(saved()[0], **overrides)
 
 
+def test_keep_every_is_no_option_of_a_stock_model(saved):
+    want = "^--iot-keep-every must not be given with a model of fairseq's own, which has no such "
+    for as_dictionary in (False, True):
+        path, _ = saved(arch="transformer", as_dictionary=as_dictionary)
+        with pytest.raises(ValueError, match=want):
+            load_by_fairseq(path, iot_keep_every=2)
+
+
 # ---------------------------------------------------------------- training a pruned model
 
 
@@ -201,6 +210,21 @@ def test_a_pruned_checkpoint_needs_no_option(saved, tmp_path, capsys, case, as_d
     left = [number for number in range(5) if number not in gone.get("decoder", ())][1]
     gone = gone | {"decoder": tuple(number for number in range(5) if number != left)}
     assert torch.equal(logits(load_by_fairseq(second)), logits(build_small(gone, state["model"])))
+
+
+def test_a_model_trained_without_these_layers_from_the_start(saved, tmp_path):
+    """Its checkpoint holds two decoder layers, where its settings tell of five and a list."""
+    path, state = saved(decoder_layers_to_keep="0,3", iot_decoder_orders="scf")
+    assert state["cfg"]["model"].decoder_layers == 5
+    small, stock = tmp_path / "small.pt", tmp_path / "stock.pt"
+    prune_main([str(path), str(small), "--decoder-layers-to-keep=1"])
+    whole = load_by_fairseq(path)
+    assert len(whole.decoder.layers) == 2
+    want = build_model(encoder_layers=4, decoder_layers=1, iot_decoder_orders="scf")
+    want.load_state_dict(without_layers(state["model"], {"decoder": (0,)}))
+    assert torch.equal(logits(load_by_fairseq(small)), logits(want))
+    convert_main([str(path), str(stock), "--to=stock"])
+    assert torch.equal(logits(load_by_fairseq(stock)), logits(whole))
 
 
 def test_a_stock_checkpoint_is_pruned_too(saved, tmp_path):
