@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Debian's package descriptions (scripts/prepare-ddtp.sh): a small Transformer, stock or IOT, 12 epochs.
+# Debian's package descriptions (scripts/prepare-ddtp.sh), from or into English: a small Transformer,
+# stock or IOT, 12 epochs of German.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib-train.sh"
 
 NAME=ddtp
-DATA=$ROOT/data/ddtp-de-en/bin
+PAIRS=(de-en '*-en' 'en-*')
 ARCH=transformer
 BUDGET=(--max-update 15600 --total-num-update 15600)
 RECIPE=(
@@ -17,4 +18,5 @@ RECIPE=(
     --lr-scheduler polynomial_decay --warmup-updates 1000
     --max-tokens 1000 --num-workers 0
 )
+for_pair() { PREPARE=("$PAIR"); }
 train_main "$@"

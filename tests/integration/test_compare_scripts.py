@@ -263,7 +263,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(tmp_path, arguments, flags,
 def test_no_data_are_refused_with_what_to_do(tmp_path):
     done = call("compare-ddtp.sh", "--out", tmp_path / "out", "--data", "/nowhere")
     assert done.returncode == 1
-    assert "/nowhere is not (run scripts/prepare-ddtp.sh)" in done.stderr
+    assert "/nowhere is not (run scripts/prepare-ddtp.sh de-en)" in done.stderr
 
 
 def test_a_comparison_waits_for_the_one_before(tmp_path):
