@@ -2,13 +2,14 @@
 # Comparing systems of lib-train.sh by one recipe, each trained with several seeds.
 # Sourced by the compare scripts, which set
 #
-#     NAME      name of the experiment; its recipe is scripts/train-NAME.sh
+#     NAME         name of the experiment; its recipe is scripts/train-NAME.sh
+#     PAIR_OPTION  how that calls its languages, where it is not --pair
 #
 # and then call compare_main "$@".
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-SEEDS=3 SYSTEMS=baseline,iot PAIR="" DATA="" OUT="" ORDERS="" DRY_RUN="" FLAGS=()
+SEEDS=3 SYSTEMS=baseline,iot PAIR_OPTION=--pair PAIR="" DATA="" OUT="" ORDERS="" DRY_RUN="" FLAGS=()
 
 usage() {
     cat <<TEXT
@@ -21,7 +22,7 @@ is kept, so a larger N adds the seeds that are missing.
 
   --seeds N       seeds of each system        (default $SEEDS)
   --systems LIST  of train-$NAME.sh, commas between them  (default $SYSTEMS)
-  --pair PAIR     languages                   (default that of train-$NAME.sh)
+  $(printf '%-15s' "$PAIR_OPTION PAIR") languages                   (default that of train-$NAME.sh)
   --data DIR      binarised data              (default that of train-$NAME.sh)
   --out OUT       runs and comparison         (default runs/compare-$NAME, for another PAIR than
                   the default runs/compare-$NAME-PAIR)
@@ -42,9 +43,10 @@ read_options() {
         case "$1" in
             -h | --help) usage && exit 0 ;;
             --dry-run) DRY_RUN=1 ;;
-            --seeds | --systems | --pair | --data | --out | --orders)
+            --seeds | --systems | "$PAIR_OPTION" | --data | --out | --orders)
                 (($# > 1)) || die "$1 needs a value"
                 flag="${1#--}"
+                [[ "$1" != "$PAIR_OPTION" ]] || flag=pair
                 printf -v "${flag^^}" '%s' "$2"
                 shift
                 ;;
@@ -70,7 +72,7 @@ read_options() {
     [[ "$(printf '%s\n' "${SYSTEMS[@]}" | sort -u | wc -l)" == "${#SYSTEMS[@]}" ]] ||
         die "--systems must name each system once, but has '${SYSTEMS[*]}'"
     RECIPE=("$TRAIN")
-    [[ -z "$PAIR" ]] || RECIPE+=(--pair "$PAIR")
+    [[ -z "$PAIR" ]] || RECIPE+=("$PAIR_OPTION" "$PAIR")
 }
 
 # Hours before the last of them is trained.

@@ -6,6 +6,7 @@
 #
 #     NAME      name of the experiment; its data come from prepare-NAME.sh
 #     PAIRS     array: the language pairs that there are, as patterns; the first is the default
+#     PAIR_OPTION  how the pair is called, where it is not --pair
 #     ARCH      the stock architecture; IOT takes iot_$ARCH
 #     RECIPE    array: the fairseq-train flags that all systems share
 #     BUDGET    array: how long to train, --max-epoch N or --max-update N
