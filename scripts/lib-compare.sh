@@ -124,11 +124,11 @@ run_system() {
     act "${words[@]}"
 }
 
-# The report of a run, on the checkpoint that was evaluated. It is whole where it is. One of older
-# translations is taken out of the way before it is removed, so that a kill leaves no part of it in
-# its place.
+# The report of a run, whose checkpoint and search are those that were evaluated. It is whole where it
+# is. One of older translations is taken out of the way before it is removed, so that a kill leaves no
+# part of it in its place.
 report() {
-    local run="$1" out="$1/report-test" checkpoint=checkpoint_best.pt
+    local run="$1" out="$1/report-test" checkpoint=checkpoint_best.pt decoding=()
     if [[ -z "$DRY_RUN" ]]; then
         if [[ "$out" -nt "$run/evaluation/test.json" ]]; then
             say "Reported before, kept: $out"
@@ -138,9 +138,10 @@ report() {
         [[ ! -e "$out" ]] || mv "$out" "$out.old"
         rm -rf "$out.old"
         checkpoint="$(sed -n 's/^ "checkpoint": "\(.*\)",$/\1/p' "$run/evaluation/test.json")"
+        mapfile -t decoding <"$run/decoding.txt"
     fi
     act_module iot_fairseq.reports.report "$DATA" --path "$run/$checkpoint" \
-        --gen-subset test --out "$out"
+        --gen-subset test --out "$out" "${decoding[@]}"
 }
 
 # The three files belong together: comparison.txt comes last.

@@ -12,6 +12,8 @@
 #     BUDGET    array: how long to train, --max-epoch N or --max-update N
 #     ALPHA     weight of R-Drop's term, or of the consistency of the orders; 1 where it is not set
 #     AVERAGE   the mean of so many last epochs is evaluated; 0, where it is not set: the best epoch
+#     DECODING  array: flags of fairseq-generate and iot-report, first --beam N; --beam 5 alone where
+#               it is not set
 #     EVALUATION  array, may be empty: options for evaluate.sh
 #
 # and then call train_main "$@". What depends on the pair they set in a function for_pair, which
@@ -20,7 +22,7 @@
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 SYSTEM="" PAIR="" DATA="" OUT="" SEED=1 ORDERS=0,3,5 AVERAGE=0 DRY_RUN="" EXTRA=()
-PAIRS=() PAIR_OPTION=--pair PREPARE=() ALPHA=1 EVALUATION=()
+PAIRS=() PAIR_OPTION=--pair PREPARE=() ALPHA=1 DECODING=(--beam 5) EVALUATION=()
 
 # What makes any recipe a smoke run: a tiny model, a few steps, on a CPU.
 SMOKE_FLAGS=(
@@ -227,6 +229,9 @@ train_main() {
     check_settings
     train
     choose_model
+    # for the report of a comparison
+    printf '%s\n' "${DECODING[@]}" >"$OUT/decoding.txt"
     # In this process, so that a kill leaves nothing behind.
-    exec "$ROOT/scripts/evaluate.sh" "$MODEL" "$DATA" --keep "${EVALUATION[@]}"
+    exec "$ROOT/scripts/evaluate.sh" "$MODEL" "$DATA" --keep "${EVALUATION[@]}" "${DECODING[@]:0:2}" \
+        -- "${DECODING[@]:2}"
 }

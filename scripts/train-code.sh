@@ -15,5 +15,5 @@ RECIPE=(
     --max-tokens 4096 --max-tokens-valid 8192
     --max-source-positions 8192 --max-target-positions 8192
 )
-EVALUATION=(-- --max-len-b 512)
+DECODING=(--beam 5 --max-len-b 512)
 train_main "$@"

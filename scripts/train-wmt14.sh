@@ -14,5 +14,5 @@ RECIPE=(
     --max-tokens 4096 --update-freq 8
 )
 AVERAGE=10
-EVALUATION=(--beam 4 -- --lenpen 0.6)
+DECODING=(--beam 4 --lenpen 0.6)
 train_main "$@"

@@ -14,5 +14,5 @@ RECIPE=(
     --max-tokens 4096 --update-freq 4
 )
 AVERAGE=10
-EVALUATION=(--beam 4)
+DECODING=(--beam 4)
 train_main "$@"
