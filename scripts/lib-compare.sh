@@ -2,13 +2,14 @@
 # Comparing systems of lib-train.sh by one recipe, each trained with several seeds.
 # Sourced by the compare scripts, which set
 #
-#     NAME      name of the experiment; its recipe is scripts/train-NAME.sh
+#     NAME         name of the experiment; its recipe is scripts/train-NAME.sh
+#     PAIR_OPTION  how that calls its languages, where it is not --pair
 #
 # and then call compare_main "$@".
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-SEEDS=3 SYSTEMS=baseline,iot DATA="" OUT="" ORDERS="" DRY_RUN="" FLAGS=()
+SEEDS=3 SYSTEMS=baseline,iot PAIR_OPTION=--pair PAIR="" DATA="" OUT="" ORDERS="" DRY_RUN="" FLAGS=()
 
 usage() {
     cat <<TEXT
@@ -21,8 +22,10 @@ is kept, so a larger N adds the seeds that are missing.
 
   --seeds N       seeds of each system        (default $SEEDS)
   --systems LIST  of train-$NAME.sh, commas between them  (default $SYSTEMS)
+  $(printf '%-15s' "$PAIR_OPTION PAIR") languages                   (default that of train-$NAME.sh)
   --data DIR      binarised data              (default that of train-$NAME.sh)
-  --out OUT       runs and comparison         (default runs/compare-$NAME)
+  --out OUT       runs and comparison         (default runs/compare-$NAME, for another PAIR than
+                  the default runs/compare-$NAME-PAIR)
   --orders LIST   decoder orders of IOT       (default that of train-$NAME.sh)
   --dry-run       print the commands and stop
   -h, --help      this text
@@ -33,16 +36,17 @@ the training of all systems.
 TEXT
 }
 
-# Reads the command line into SEEDS, SYSTEMS (an array), DATA, OUT, ORDERS, DRY_RUN and FLAGS.
+# Reads the command line into SEEDS, SYSTEMS (an array), PAIR, DATA, OUT, ORDERS, DRY_RUN and FLAGS.
 read_options() {
     local flag
     while (($#)); do
         case "$1" in
             -h | --help) usage && exit 0 ;;
             --dry-run) DRY_RUN=1 ;;
-            --seeds | --systems | --data | --out | --orders)
+            --seeds | --systems | "$PAIR_OPTION" | --data | --out | --orders)
                 (($# > 1)) || die "$1 needs a value"
                 flag="${1#--}"
+                [[ "$1" != "$PAIR_OPTION" ]] || flag=pair
                 printf -v "${flag^^}" '%s' "$2"
                 shift
                 ;;
@@ -67,7 +71,8 @@ read_options() {
     ((${#SYSTEMS[@]} > 1)) || die "--systems must name two systems or more, but has '${SYSTEMS[*]}'"
     [[ "$(printf '%s\n' "${SYSTEMS[@]}" | sort -u | wc -l)" == "${#SYSTEMS[@]}" ]] ||
         die "--systems must name each system once, but has '${SYSTEMS[*]}'"
-    OUT="${OUT:-$ROOT/runs/compare-$NAME}"
+    RECIPE=("$TRAIN")
+    [[ -z "$PAIR" ]] || RECIPE+=("$PAIR_OPTION" "$PAIR")
 }
 
 # Hours before the last of them is trained.
@@ -75,19 +80,20 @@ check_systems() {
     local system why
     for system in "${SYSTEMS[@]}"; do
         why="an option"
-        [[ "$system" != -* ]] && why="$(bash "$TRAIN" "$system" --dry-run 2>&1 >/dev/null)" && continue
+        [[ "$system" != -* ]] && why="$(bash "${RECIPE[@]}" "$system" --dry-run 2>&1 >/dev/null)" && continue
         die "--systems must name systems of $(basename "$TRAIN") (see its --help), but has '$system':" \
             "$(tail -n 1 <<<"$why")"
     done
 }
 
-# DATA, where none was given: in the training command of the recipe it comes first.
-choose_data() {
-    local command words
-    [[ -z "$DATA" ]] || return 0
-    command="$(bash "$TRAIN" baseline --dry-run)"
+# DATA and OUT, where they were not given, are named as in the training command of the recipe.
+choose_folders() {
+    local command words run
+    command="$(bash "${RECIPE[@]}" baseline --dry-run)"
     eval "words=($command)"
-    DATA="${words[3]}"
+    run="${words[7]%-baseline}"
+    DATA="${DATA:-${words[3]}}"
+    OUT="${OUT:-${run%/*}/compare-${run##*/}}"
 }
 
 # Runs a command, or only prints it. It ends when this process does: a kill seldom reaches both.
@@ -112,16 +118,17 @@ act_module() { act env "PYTHONPATH=$ROOT${PYTHONPATH:+:$PYTHONPATH}" "$PYTHON" -
 # The train script keeps what is finished, and refuses a folder that holds other settings.
 run_system() {
     local system="$1" seed="$2" words
-    words=(bash "$TRAIN" "$system" --seed "$seed" --out "$OUT/$system-seed$seed" --data "$DATA")
+    words=(bash "${RECIPE[@]}" "$system" --seed "$seed" --out "$OUT/$system-seed$seed" --data "$DATA")
     [[ -z "$ORDERS" ]] || words+=(--orders "$ORDERS")
     ((${#FLAGS[@]} == 0)) || words+=(-- "${FLAGS[@]}")
     act "${words[@]}"
 }
 
-# The report of a run is whole where it is. One of older translations is taken out of the way
-# before it is removed, so that a kill leaves no part of it in its place.
+# The report of a run, whose checkpoint and search are those that were evaluated. It is whole where it
+# is. One of older translations is taken out of the way before it is removed, so that a kill leaves no
+# part of it in its place.
 report() {
-    local run="$1" out="$1/report-test"
+    local run="$1" out="$1/report-test" checkpoint=checkpoint_best.pt decoding=()
     if [[ -z "$DRY_RUN" ]]; then
         if [[ "$out" -nt "$run/evaluation/test.json" ]]; then
             say "Reported before, kept: $out"
@@ -130,9 +137,11 @@ report() {
         rm -rf "$out.old"
         [[ ! -e "$out" ]] || mv "$out" "$out.old"
         rm -rf "$out.old"
+        checkpoint="$(sed -n 's/^ "checkpoint": "\(.*\)",$/\1/p' "$run/evaluation/test.json")"
+        mapfile -t decoding <"$run/decoding.txt"
     fi
-    act_module iot_fairseq.reports.report "$DATA" --path "$run/checkpoint_best.pt" \
-        --gen-subset test --out "$out"
+    act_module iot_fairseq.reports.report "$DATA" --path "$run/$checkpoint" \
+        --gen-subset test --out "$out" "${decoding[@]}"
 }
 
 # The three files belong together: comparison.txt comes last.
@@ -161,8 +170,8 @@ compare_main() {
     TRAIN="$ROOT/scripts/train-$NAME.sh"
     read_options "$@"
     choose_python
+    choose_folders
     check_systems
-    choose_data
     [[ -n "$DRY_RUN" ]] || lock_folder "$OUT"
     for ((seed = 1; seed <= SEEDS; seed++)); do
         for system in "${SYSTEMS[@]}"; do

@@ -4,19 +4,35 @@
 # (iot-consistency).
 # Sourced by the train scripts, which set
 #
-#     NAME      name of the experiment; a run goes to runs/NAME-SYSTEM
-#     DATA      default folder of binarised data
+#     NAME      name of the experiment; its data come from prepare-NAME.sh
+#     PAIRS     array: the language pairs that there are, as patterns; the first is the default
+#     PAIR_OPTION  how the pair is called, where it is not --pair
 #     ARCH      the stock architecture; IOT takes iot_$ARCH
 #     RECIPE    array: the fairseq-train flags that all systems share
 #     BUDGET    array: how long to train, --max-epoch N or --max-update N
 #     ALPHA     weight of R-Drop's term, or of the consistency of the orders; 1 where it is not set
+#     AVERAGE   the mean of so many last epochs is evaluated; 0, where it is not set: the best epoch
+#     DECODING  array: flags of fairseq-generate and iot-report, first --beam N; --beam 5 alone where
+#               it is not set
 #     EVALUATION  array, may be empty: options for evaluate.sh
 #
-# and then call train_main "$@".
+# and then call train_main "$@". What depends on the pair they set in a function for_pair, which
+# finds it in PAIR; prepare-NAME.sh is told the pair by the words of the array PREPARE.
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-SYSTEM="" OUT="" SEED=1 ORDERS=0,3,5 ALPHA=1 DRY_RUN="" EXTRA=() EVALUATION=()
+SYSTEM="" PAIR="" DATA="" OUT="" SEED=1 ORDERS=0,3,5 AVERAGE=0 DRY_RUN="" EXTRA=()
+PAIRS=() PAIR_OPTION=--pair PREPARE=() ALPHA=1 DECODING=(--beam 5) EVALUATION=()
+
+# What makes any recipe a smoke run: a tiny model, a few steps, on a CPU.
+SMOKE_FLAGS=(
+    --encoder-layers 1 --decoder-layers 1 --encoder-embed-dim 32 --decoder-embed-dim 32
+    --encoder-ffn-embed-dim 32 --decoder-ffn-embed-dim 32
+    --encoder-attention-heads 2 --decoder-attention-heads 2
+    --lr 0.01 --warmup-updates 10 --max-tokens 1000 --update-freq 1 --num-workers 0 --cpu
+    --max-epoch 3
+)
+SMOKE_AVERAGE=2
 
 usage() {
     cat <<TEXT
@@ -31,29 +47,37 @@ from its last checkpoint; what is finished is kept and shown again. SYSTEM is
   iot               IOT by the recipe of the paper
   iot-consistency   the same with a term that holds the orders together (docs/experiments.md)
 
-  --data DIR      binarised data                 (default ${DATA#"$ROOT"/})
-  --out DIR       checkpoints, logs and results  (default runs/$NAME-SYSTEM)
+  $(printf '%-15s' "$PAIR_OPTION PAIR") of ${PAIRS[*]}  (default ${PAIRS[0]})
+  --data DIR      binarised data  (default data/$NAME-PAIR/bin, from scripts/prepare-$NAME.sh)
+  --out DIR       checkpoints, logs and results  (default runs/$NAME-SYSTEM, for another PAIR
+                  than ${PAIRS[0]} runs/$NAME-PAIR-SYSTEM)
   --seed N        seed of the run                (default $SEED)
   --orders LIST   decoder orders of IOT          (default $ORDERS)
+  --average N     evaluate the mean of the last N epochs; 0: the best one  (default $AVERAGE)
   --dry-run       print the training command and stop
   -h, --help      this text
+
+With SMOKE=1 in the environment the recipe runs on made-up data with a tiny model, from the archive
+to the scores, in data/smoke and runs/smoke: it shows that all parts work, and nothing else.
 TEXT
 }
 
-# Reads the command line into SYSTEM, DATA, OUT, SEED, ORDERS, DRY_RUN and EXTRA.
+# Reads the command line into SYSTEM, PAIR, DATA, OUT, SEED, ORDERS, AVERAGE, DRY_RUN and EXTRA.
 read_options() {
     while (($#)); do
         case "$1" in
             -h | --help) usage && exit 0 ;;
             baseline | rdrop | iot | iot-consistency) SYSTEM="$1" ;;
             --dry-run) DRY_RUN=1 ;;
-            --data | --out | --seed | --orders)
+            "$PAIR_OPTION" | --data | --out | --seed | --orders | --average)
                 (($# > 1)) || die "$1 needs a value"
                 case "$1" in
+                    "$PAIR_OPTION") PAIR="$2" ;;
                     --data) DATA="$2" ;;
                     --out) OUT="$2" ;;
                     --seed) SEED="$2" ;;
                     --orders) ORDERS="$2" ;;
+                    --average) AVERAGE="$2" ;;
                 esac
                 shift
                 ;;
@@ -68,7 +92,37 @@ read_options() {
     done
     [[ -n "$SYSTEM" ]] || die "the first argument must be the system: baseline, rdrop, iot or iot-consistency" \
         "(see --help)"
-    OUT="${OUT:-$ROOT/runs/$NAME-$SYSTEM}"
+    [[ "$AVERAGE" =~ ^(0|[1-9][0-9]{0,3})$ ]] ||
+        die "--average must be a whole number, 0 or more, but is '$AVERAGE'"
+}
+
+is_known_pair() {
+    local pattern
+    for pattern in "${PAIRS[@]}"; do
+        # shellcheck disable=SC2053  # a pattern
+        [[ "$PAIR" != $pattern ]] || return 0
+    done
+    return 1
+}
+
+# The name of a run tells the pair where it is not the default.
+choose_pair() {
+    local run="$NAME" smoke=""
+    PAIR="${PAIR:-${PAIRS[0]}}"
+    is_known_pair || die "$PAIR_OPTION must be one of ${PAIRS[*]}, but is '$PAIR'"
+    [[ "$PAIR" == "${PAIRS[0]}" ]] || run="$NAME-$PAIR"
+    ! is_smoke || smoke=smoke/
+    DATA="${DATA:-$ROOT/data/$smoke$NAME-$PAIR/bin}"
+    OUT="${OUT:-$ROOT/runs/$smoke$run-$SYSTEM}"
+    PREPARE=("$PAIR_OPTION" "$PAIR")
+    for_pair
+}
+
+for_pair() { :; }
+
+make_smoke_recipe() {
+    BUDGET+=("${SMOKE_FLAGS[@]}")
+    ((AVERAGE == 0)) || AVERAGE="$SMOKE_AVERAGE"
 }
 
 # SYSTEM_FLAGS: all in which the systems differ.
@@ -90,9 +144,11 @@ set_system_flags() {
 # COMMAND: the whole training. Stock systems run in our package too, whose import makes fairseq
 # load checkpoints under today's torch, and in our task, which drops no sentence.
 set_command() {
+    local keep=--no-epoch-checkpoints
+    ((AVERAGE == 0)) || keep="--keep-last-epochs=$AVERAGE"
     set_system_flags
     COMMAND=("$PYTHON" -m fairseq_cli.train "$DATA" --user-dir "$ROOT/iot_fairseq"
-        --save-dir "$OUT" --seed "$SEED" --no-epoch-checkpoints --log-format json --log-interval 50
+        --save-dir "$OUT" --seed "$SEED" "$keep" --log-format json --log-interval 50
         --task iot_translation "${SYSTEM_FLAGS[@]}" "${RECIPE[@]}" "${BUDGET[@]}" "${EXTRA[@]}")
 }
 
@@ -108,14 +164,27 @@ value_of() {
 # A folder holds one run: going on with other settings would mix two.
 check_settings() {
     local file="$OUT/settings.txt"
-    # The first eight words are paths, which may move; the dictionaries tell the data.
-    printf '%s\n' "${COMMAND[@]:8}" "$(cat "$DATA"/dict.*.txt | cksum)" >"$file.new"
+    # The first eight words are paths, which may move; the dictionaries tell the data. How many
+    # epochs are kept changes no weight.
+    printf '%s\n' "${COMMAND[@]:8}" "$(cat "$DATA"/dict.*.txt | cksum)" |
+        sed '/^--keep-last-epochs=/d' >"$file.new"
     if [[ -e "$file" ]] && ! cmp -s "$file" "$file.new"; then
         die "$OUT holds a run with other settings (compare settings.txt and settings.txt.new" \
             "there): give another folder with --out"
     fi
     mv "$file.new" "$file"
 }
+
+# Smoke data are made on the way; all other data the user prepares.
+take_data() {
+    if is_smoke && [[ "$DATA" == */bin ]] && ! has_data; then
+        SMOKE=1 bash "$ROOT/scripts/prepare-$NAME.sh" "${PREPARE[@]}" "${DATA%/bin}"
+    fi
+    has_data || die "--data must be a folder written by fairseq-preprocess, but $DATA is not" \
+        "(run scripts/prepare-$NAME.sh ${PREPARE[*]})"
+}
+
+has_data() { compgen -G "$DATA/dict.*.txt" >/dev/null; }
 
 train() {
     local epochs updates
@@ -124,28 +193,45 @@ train() {
         return
     fi
     [[ -e "$OUT/checkpoint_last.pt" ]] && say "Going on from $OUT/checkpoint_last.pt"
+    rm -f "$OUT"/averaged*.pt
     epochs="$(value_of --max-epoch)" updates="$(value_of --max-update)"
     "$PYTHON" "$ROOT/scripts/progress.py" --title "Training $SYSTEM" --log "$OUT/train.log" \
         ${epochs:+--epochs "$epochs"} ${updates:+--updates "$updates"} -- "${COMMAND[@]}"
     touch "$OUT/finished"
 }
 
+# MODEL: what is evaluated.
+choose_model() {
+    MODEL="$OUT"
+    ((AVERAGE > 0)) || return 0
+    MODEL="$OUT/averaged$AVERAGE.pt"
+    [[ ! -e "$MODEL" ]] || return 0
+    PYTHONPATH="$ROOT${PYTHONPATH:+:$PYTHONPATH}" run_quietly "$OUT/average.log" \
+        "$PYTHON" -P -m iot_fairseq.averaging "$OUT" --last-epochs "$AVERAGE" --out "$MODEL"
+    say "Averaged the last $AVERAGE epochs: $MODEL"
+}
+
 train_main() {
     read_options "$@"
     choose_python
+    ((${#PAIRS[@]} == 0)) || choose_pair
+    ! is_smoke || make_smoke_recipe
     set_command
     if [[ -n "$DRY_RUN" ]]; then
         printf '%q ' "${COMMAND[@]}"
         echo
         return
     fi
+    ! is_smoke || say "SMOKE RUN: made-up data, a tiny model: the figures below mean nothing."
     need_modules fairseq sacrebleu
-    compgen -G "$DATA/dict.*.txt" >/dev/null ||
-        die "--data must be a folder written by fairseq-preprocess, but $DATA is not" \
-            "(run scripts/prepare-$NAME.sh)"
+    take_data
     lock_folder "$OUT"
     check_settings
     train
+    choose_model
+    # for the report of a comparison
+    printf '%s\n' "${DECODING[@]}" >"$OUT/decoding.txt"
     # In this process, so that a kill leaves nothing behind.
-    exec "$ROOT/scripts/evaluate.sh" "$OUT" "$DATA" --keep "${EVALUATION[@]}"
+    exec "$ROOT/scripts/evaluate.sh" "$MODEL" "$DATA" --keep "${EVALUATION[@]}" "${DECODING[@]:0:2}" \
+        -- "${DECODING[@]:2}"
 }

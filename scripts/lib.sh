@@ -13,6 +13,7 @@
 #                              runs CMD unless an earlier run has finished it
 #     run_quietly LOG CMD...   CMD's output goes to LOG, its end is shown on failure
 #     fetch URL FILE [HINT]    downloads whole files only
+#     is_smoke                 whether SMOKE=1 asks for a small run on made-up data
 #     binarise SRC TGT TEXT BIN
 #                              fairseq-preprocess with a joined dictionary
 
@@ -51,6 +52,8 @@ PY
     [[ -z "$missing" ]] || die "'$PYTHON' lacks: $missing (install the project with" \
         "pip install -e '.[recipes]' in $ROOT, or set IOT_PYTHON)"
 }
+
+is_smoke() { [[ "${SMOKE:-0}" != 0 ]]; }
 
 # The lock belongs to the open file, which all processes of the run inherit: after a
 # kill it goes with the last of them, so none still writes when the next run starts.

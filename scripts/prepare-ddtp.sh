@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
-# Builds a parallel corpus LANG-English from Debian's translated package
+# Builds a parallel corpus of English and another language from Debian's translated package
 # descriptions, cut into sentencepieces and binarised for fairseq.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
     cat <<'TEXT'
-usage: scripts/prepare-ddtp.sh [options] LANG [OUT]
+usage: scripts/prepare-ddtp.sh [options] PAIR [OUT]
 
-Fetches Debian's package descriptions in English and in LANG (de, fr, ja, pt_BR,
-...) with apt, as an ordinary user and in a folder of its own, and writes to OUT
-(data/ddtp-LANG-en of this project unless given):
+Fetches Debian's package descriptions in English and in another language LANG (de,
+fr, ja, pt_BR, ...) with apt, as an ordinary user and in a folder of its own. PAIR
+is LANG-en, for which LANG alone will do, or en-LANG. Writes to OUT (data/ddtp-PAIR
+of this project unless given):
 
   train.LANG train.en   aligned sentences; valid and test likewise
   spm.model             joint sentencepiece BPE, trained on the training set
-  bin/                  the same text for fairseq, LANG to en, joined dictionary
+  bin/                  the same text for fairseq, in PAIR's direction, joined dictionary
   work/                 indices, pieces and logs
 
 options:
@@ -23,11 +24,14 @@ options:
                 and ...Packages, compressed or not) and fetch nothing
   -h, --help    this text
 
+With SMOKE=1 in the environment made-up descriptions take the place of Debian's, 120
+pieces are the default, and OUT is data/smoke/ddtp-PAIR unless given.
+
 A second run keeps what is finished. IOT_PYTHON names another Python interpreter.
 TEXT
 }
 
-vocab=6000
+vocab=""
 given_lists=""
 names=()
 while (($#)); do
@@ -43,11 +47,21 @@ while (($#)); do
     esac
     shift
 done
-((${#names[@]} == 1 || ${#names[@]} == 2)) || die "give LANG and perhaps OUT (see --help)"
-language="${names[0]}"
-out="${names[1]:-$ROOT/data/ddtp-$language-en}"
+((${#names[@]} == 1 || ${#names[@]} == 2)) || die "give PAIR and perhaps OUT (see --help)"
+pair="${names[0]}"
+[[ "$pair" == *-* ]] || pair="$pair-en"
+language="${pair#en-}"
+[[ "$language" != "$pair" ]] || language="${pair%-en}"
 [[ "$language" =~ ^[a-z]{2,3}(_[A-Z]{2})?$ && "$language" != en ]] ||
-    die "LANG must be a language code such as de or pt_BR, other than en, but is '$language'"
+    die "PAIR must be LANG, LANG-en or en-LANG, where LANG is a language code such as de or pt_BR, but" \
+        "is '${names[0]}'"
+if is_smoke; then
+    vocab="${vocab:-120}"
+    out="${names[1]:-$ROOT/data/smoke/ddtp-$pair}"
+else
+    vocab="${vocab:-6000}"
+    out="${names[1]:-$ROOT/data/ddtp-$pair}"
+fi
 [[ "$vocab" =~ ^[1-9][0-9]*$ ]] || die "--vocab must be a positive number, but is '$vocab'"
 [[ -z "$given_lists" || -d "$given_lists" ]] || die "--lists must be a folder, but is '$given_lists'"
 
@@ -99,6 +113,13 @@ CONF
     rm -rf "$apt"
 }
 
+# Indices like apt's.
+make_lists() {
+    rm -rf "$work/lists.tmp" "$work/lists"
+    "$PYTHON" "$ROOT/scripts/ddtp_toy.py" "$work/lists.tmp" --language "$language"
+    mv "$work/lists.tmp" "$work/lists"
+}
+
 write_text() {
     rm -rf "$work/text.tmp"
     mkdir "$work/text.tmp"
@@ -122,6 +143,10 @@ write_pieces() {
 if [[ -n "$given_lists" ]]; then
     lists="$(cd "$given_lists" && pwd)"
     lists_key="$(find "$lists" -type f -exec cksum {} + | sort | cksum)"
+elif is_smoke; then
+    lists="$work/lists"
+    lists_key="toy $(cksum <"$ROOT/scripts/ddtp_toy.py")"
+    step lists "$lists_key $language" "$lists" -- make_lists
 else
     lists="$work/lists"
     lists_key=apt
@@ -130,9 +155,9 @@ fi
 step text "$lists_key $language" "$out"/{train,valid,test}.{"$language",en} -- write_text
 step model "vocab $vocab" "$out/spm.model" -- train_model
 step pieces "vocab $vocab" "$work/pieces" -- write_pieces
-step bin "vocab $vocab" "$out/bin" -- binarise "$language" en "$work/pieces" "$out/bin"
+step bin "vocab $vocab${pair#"$language-en"}" "$out/bin" -- binarise "${pair%-*}" "${pair#*-}" "$work/pieces" "$out/bin"
 
 for split in train valid test; do
-    say "$split: $(wc -l <"$out/$split.en") pairs $language-en"
+    say "$split: $(wc -l <"$out/$split.en") pairs $pair"
 done
 say "fairseq data: $out/bin"

@@ -5,6 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/lib-train.sh"
 source "$(dirname "${BASH_SOURCE[0]}")/lib-venv.sh"
 
 NAME=quickstart
+SMOKE=0  # it is small as it is
 ARCH=transformer_tiny
 BUDGET=(--max-epoch 10)
 RECIPE=(

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# IWSLT14 German-English (scripts/prepare-iwslt14.sh) by the recipe of the IOT paper, stock or IOT.
+# IWSLT14 German and Spanish (scripts/prepare-iwslt14.sh) by the recipe of the IOT paper, stock or IOT.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib-train.sh"
 
 NAME=iwslt14
-DATA=$ROOT/data/iwslt14-de-en/bin
+PAIRS=(de-en en-de es-en en-es)
 ARCH=transformer_iwslt_de_en
 ALPHA=5
 BUDGET=(--max-update 100000)

@@ -200,6 +200,22 @@ def test_a_dry_run_prints_all_commands(tmp_path):
     assert len(lines) == 7
 
 
+def test_the_report_is_of_what_was_evaluated(tmp_path):
+    """The checkpoint that was, an average here, by the same search."""
+    (tmp_path / "evaluation").mkdir()
+    found = {"beam": 4, "checkpoint": "averaged10.pt", "translations": []}
+    (tmp_path / "evaluation" / "test.json").write_text(json.dumps(found, indent=1))
+    (tmp_path / "decoding.txt").write_text("--beam\n4\n--lenpen\n0.6\n")
+    lines = (
+        f"source {SCRIPTS}/lib-compare.sh; act_module() {{ echo $*; }}; DATA=bin; report {tmp_path}"
+    )
+    done = subprocess.run(["bash", "-euc", lines], capture_output=True, text=True)
+    assert done.stdout == (
+        f"iot_fairseq.reports.report bin --path {tmp_path}/averaged10.pt --gen-subset test "
+        f"--out {tmp_path}/report-test --beam 4 --lenpen 0.6\n"
+    )
+
+
 def test_any_systems_can_be_compared(tmp_path):
     """Every IOT run has its report; the others are held against the first system."""
     arguments = ("--seeds", 1, "--systems", "rdrop,iot-consistency,baseline", "--out", tmp_path)
@@ -263,7 +279,7 @@ def test_a_wrong_command_line_is_refused_in_one_line(tmp_path, arguments, flags,
 def test_no_data_are_refused_with_what_to_do(tmp_path):
     done = call("compare-ddtp.sh", "--out", tmp_path / "out", "--data", "/nowhere")
     assert done.returncode == 1
-    assert "/nowhere is not (run scripts/prepare-ddtp.sh)" in done.stderr
+    assert "/nowhere is not (run scripts/prepare-ddtp.sh de-en)" in done.stderr
 
 
 def test_a_comparison_waits_for_the_one_before(tmp_path):

@@ -24,12 +24,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 import iot_fairseq  # noqa: F401  (registers what the configurations name)
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = {
-    "quickstart": ["quickstart.sh"],
-    "ddtp-baseline": ["train-ddtp.sh", "baseline"],
-    "ddtp-iot": ["train-ddtp.sh", "iot"],
-    "iwslt14-baseline": ["train-iwslt14.sh", "baseline"],
-    "iwslt14-iot": ["train-iwslt14.sh", "iot"],
+RECIPES = ("ddtp", "iwslt14", "iwslt17", "wmt14", "wmt16", "gigaword", "code")
+COMMANDS = {"quickstart": ["quickstart.sh"]} | {
+    f"{name}-{system}": [f"train-{name}.sh", system]
+    for name in RECIPES
+    for system in ("baseline", "iot")
 }
 # All that decides a run, besides the model.
 SECTIONS = (

@@ -9,12 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from indices import make_descriptions, write_lists
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import ddtp  # noqa: E402
+from ddtp_toy import make_descriptions, write_lists  # noqa: E402
 
 
 def run_script(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -104,10 +104,10 @@ def test_same_indices_give_the_same_text_under_any_hash_seed(
     [
         (["fr", "OUT", "--lists", "LISTS"], "no index Translation-fr"),
         (["de", "OUT", "--lists", "LISTS/none"], "--lists must be a folder, but is '"),
-        (["en", "OUT"], "LANG must be a language code such as de or pt_BR, other than en"),
+        (["en", "OUT"], "PAIR must be LANG, LANG-en or en-LANG, where LANG is"),
         (["de", "OUT", "--vocab", "0"], "--vocab must be a positive number, but is '0'"),
         (["de", "OUT", "--lists", "LISTS", "--vocab", "99999"], "--vocab 99999 does not fit"),
-        ([], "give LANG and perhaps OUT"),
+        ([], "give PAIR and perhaps OUT"),
     ],
 )
 def test_error_is_one_line_and_leaves_no_result(

@@ -6,12 +6,14 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+import torch
 from commands import run as run_fairseq
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -176,6 +178,48 @@ def test_systems_of_two_passes(data, tmp_path, system, term):
     assert re.search(r"^BLEU \d+\.\d\d ", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.parametrize(
+    ("pair", "run"),
+    [(None, "ddtp-iot"), ("de-en", "ddtp-iot"), ("ja-en", "ddtp-ja-en-iot")],
+)
+@pytest.mark.parametrize("smoke", ["", "smoke/"])
+def test_data_and_run_are_named_by_the_pair(pair, run, smoke, monkeypatch):
+    if smoke:
+        monkeypatch.setitem(ENVIRONMENT, "SMOKE", "1")
+    done = call("train-ddtp.sh", "iot", "--dry-run", *(["--pair", pair] if pair else []))
+    words = shlex.split(done.stdout)
+    assert words[3] == f"{ROOT}/data/{smoke}ddtp-{pair or 'de-en'}/bin"
+    assert words[words.index("--save-dir") + 1] == f"{ROOT}/runs/{smoke}{run}"
+
+
+def test_the_mean_of_the_last_epochs_is_evaluated(data, tmp_path):
+    """A run that kept more can be averaged over fewer, and none over more than there are."""
+    flags = f"{SMALL} --encoder-layers 1 --decoder-layers 1 --max-epoch 3"
+    arguments = ("train-ddtp.sh", "baseline", "--data", data, "--out", tmp_path, "--average")
+    done = call(*arguments, 2, flags=flags)
+    assert done.returncode == 0, done.stderr
+    assert f"Averaged the last 2 epochs: {tmp_path}/averaged2.pt\n" in done.stdout
+    assert {path.name for path in tmp_path.glob("checkpoint[0-9]*.pt")} == {
+        "checkpoint2.pt",
+        "checkpoint3.pt",
+    }
+    two, last = (
+        torch.load(tmp_path / name, weights_only=True)["model"]["decoder.embed_tokens.weight"]
+        for name in ("averaged2.pt", "checkpoint3.pt")
+    )
+    before = torch.load(tmp_path / "checkpoint2.pt", weights_only=True)["model"]
+    assert torch.allclose(two, (last + before["decoder.embed_tokens.weight"]) / 2)
+    found = json.loads((tmp_path / "evaluation" / "test.json").read_text())
+    assert found["checkpoint"] == "averaged2.pt"
+    done = call(*arguments, 5, flags=flags)
+    assert done.returncode == 1
+    assert "Trained before, kept" in done.stdout
+    assert "must hold 5 checkpoints of epochs, but holds 2" in done.stderr
+    done = call(*arguments, 0, flags=flags)
+    assert done.returncode == 1
+    assert "holds a run with other settings" in done.stderr
+
+
 def test_another_set_and_a_single_checkpoint_are_evaluated(iot, data, tmp_path):
     out, _ = iot
     arguments = (out / "checkpoint_last.pt", data, "--subset", "valid", "--out", tmp_path)
@@ -205,7 +249,18 @@ def test_a_failing_training_names_the_step_and_shows_the_log(data, tmp_path):
         ),
         ("train-iwslt14.sh", ["both"], "unknown argument 'both'"),
         ("train-iwslt14.sh", ["iot", "--seed"], "--seed needs a value"),
-        ("train-ddtp.sh", ["iot", "--data", "/nowhere"], "(run scripts/prepare-ddtp.sh)"),
+        ("train-ddtp.sh", ["iot", "--data", "/nowhere"], "(run scripts/prepare-ddtp.sh de-en)"),
+        (
+            "train-iwslt14.sh",
+            ["iot", "--pair", "en-fr"],
+            "--pair must be one of de-en en-de es-en en-es, but is 'en-fr'",
+        ),
+        (
+            "train-iwslt14.sh",
+            ["iot", "--pair", "en-es", "--data", "/nowhere"],
+            "(run scripts/prepare-iwslt14.sh --pair en-es)",
+        ),
+        ("train-ddtp.sh", ["iot", "--average", "-1"], "--average must be a whole number"),
         ("evaluate.sh", ["one"], "give RUN and DATA"),
         ("evaluate.sh", ["/nowhere", "/nowhere"], "RUN must be a checkpoint or a folder with one"),
         ("quickstart.sh", ["--fast"], "unknown argument '--fast'"),

@@ -10,13 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from indices import make_descriptions, write_lists
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
 import ddtp  # noqa: E402
 import ddtp_align  # noqa: E402
+from ddtp_toy import make_descriptions, write_lists  # noqa: E402
 
 
 def test_records_keep_their_continuation_lines():

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import os
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -28,6 +30,8 @@ import order_probe  # noqa: E402
 
 README = (ROOT / "README.md").read_text()
 EXPERIMENTS = (ROOT / "docs" / "experiments.md").read_text()
+DATASETS = (ROOT / "docs" / "datasets.md").read_text()
+RECIPES = re.findall(r"^\| .*? \| `(scripts/train-.*?)` \| (.*?) \|", DATASETS, flags=re.MULTILINE)
 BLOCKS = re.findall(r"```bash\n(.*?)```", README + EXPERIMENTS, flags=re.DOTALL)
 COMMANDS = [
     shlex.split(line)
@@ -141,9 +145,30 @@ def test_the_architectures_are_named():
             assert f"`{name}`" in README
 
 
+@pytest.mark.parametrize(("command", "recipe"), RECIPES)
+def test_the_recipes_of_the_table_are_the_scripts_own(command, recipe):
+    script, *arguments = command.split()
+    done = subprocess.run(
+        ["bash", ROOT / script, *arguments, "--dry-run"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "IOT_PYTHON": sys.executable},
+        check=True,
+    )
+    said = f"{done.stdout} {(ROOT / script).read_text()}"
+    for quoted in re.findall(r"`(.*?)`", recipe):
+        for part in re.split(r" (?=--)", quoted):
+            assert re.search(rf"{re.escape(part)}(?![\w.-])", said), part
+
+
+def test_every_recipe_is_in_the_table():
+    scripts = {command.split()[0] for command, _ in RECIPES}
+    assert scripts == {f"scripts/{path.name}" for path in (ROOT / "scripts").glob("train-*.sh")}
+
+
 def test_files_named_in_the_readme_exist():
     files = r"(?:scripts|configs|docs)/[\w.-]+\.(?:sh|py|txt|yaml|md)"
-    named = set(re.findall(files, README + EXPERIMENTS))
+    named = set(re.findall(files, README + EXPERIMENTS + DATASETS))
     assert len(named) >= 9
     named |= set(re.findall(r"!\[.*?\]\((.*?)\)", README))
     missing = [name for name in sorted(named) if not (ROOT / name).is_file()]

@@ -1,18 +1,16 @@
-"""Indices of made-up package descriptions, as apt fetches them."""
+#!/usr/bin/env python3
+"""Write indices of made-up package descriptions, as apt fetches them: for smoke runs and tests."""
 
-from __future__ import annotations
-
+import argparse
 import gzip
 import hashlib
 import lzma
-import sys
 from pathlib import Path
 
-SCRIPTS = Path(__file__).resolve().parents[1] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
+import ddtp
 
-import ddtp  # noqa: E402
-
+# Of two sentences each, all that there are but for a few.
+NUM_DESCRIPTIONS = 480
 # A sentence is a subject, a verb and an object; on either side they stand at the same places.
 ENGLISH = """
 server client editor parser viewer daemon player compiler browser shell
@@ -56,17 +54,17 @@ def make_descriptions(count: int) -> list[ddtp.Description]:
     return sorted(found)
 
 
-def write_lists(folder: Path, descriptions: list[ddtp.Description]) -> Path:
+def write_lists(folder: Path, descriptions: list[ddtp.Description], language: str = "de") -> Path:
     """Writes apt's indices as a mirror has them: the binary package of a text is named by its key.
 
-    One index is plain, one gzip, one xz.
+    One index is plain, one gzip, one xz. Whatever the language, its text is the German one.
     """
     folder.mkdir(exist_ok=True)
     fold = "\n ".join
     stem = "mirror.example.org_debian_dists_stable_main_"
-    texts = {"de": "", "en": "", "packages": ""}
+    texts = {language: "", "en": "", "packages": ""}
     for key, sources, foreign, english in descriptions:
-        for code, text in (("de", foreign), ("en", english)):
+        for code, text in ((language, foreign), ("en", english)):
             lines = fold(text.split("\n"))
             texts[code] += (
                 f"Package: p{key}\nDescription-md5: {key}\nDescription-{code}: {lines}\n\n"
@@ -75,9 +73,22 @@ def write_lists(folder: Path, descriptions: list[ddtp.Description]) -> Path:
         texts["packages"] += (
             f"Package: p{key}\nSource: {source} (1:2-3)\nDescription-md5: {key}\n\n"
         )
-    (folder / f"{stem}i18n_Translation-de").write_text(texts["de"])
+    (folder / f"{stem}i18n_Translation-{language}").write_text(texts[language])
     (folder / f"{stem}i18n_Translation-en.gz").write_bytes(gzip.compress(texts["en"].encode()))
     (folder / f"{stem}binary-all_Packages.xz").write_bytes(
         lzma.compress(texts["packages"].encode())
     )
     return folder
+
+
+def main() -> None:
+    """Parse the command line and write the indices."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, help="folder that takes the files")
+    parser.add_argument("--language", default="de", help="of the translations (default: de)")
+    args = parser.parse_args()
+    write_lists(args.out, make_descriptions(NUM_DESCRIPTIONS), args.language)
+
+
+if __name__ == "__main__":
+    main()

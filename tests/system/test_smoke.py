@@ -1,0 +1,43 @@
+"""Every recipe from the archive to the scores by its own commands, in small (``SMOKE=1``)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
+# The recipes whose data can be made up.
+RECIPES = sorted(
+    path.name.replace("prepare-", "train-")
+    for path in SCRIPTS.glob("prepare-*.sh")
+    if "SMOKE=1" in path.read_text()
+)
+
+
+@pytest.mark.parametrize("script", RECIPES)
+def test_a_recipe_runs_from_the_archive_to_the_scores(script, tmp_path):
+    data, run = tmp_path / "data", tmp_path / "run"
+    done = subprocess.run(
+        ["bash", SCRIPTS / script, "iot", "--data", data / "bin", "--out", run],
+        env={**os.environ, "IOT_PYTHON": sys.executable, "OMP_NUM_THREADS": "1", "SMOKE": "1"},
+        cwd="/",
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = done.stdout
+    assert text.startswith(
+        "SMOKE RUN: made-up data, a tiny model: the figures below mean nothing.\n"
+    )
+    assert f"fairseq data: {data}/bin\n" in text
+    count = len((data / "test.en").read_text().splitlines())
+    assert re.search(rf"^{count} sentences of test$", text, re.MULTILINE)
+    shares = re.findall(r"(?:scf|csf|fcs) (\d+\.\d)%", text)
+    assert sum(map(float, shares)) == pytest.approx(100, abs=0.2)
+    averages = re.search(r"AVERAGE=[1-9]", (SCRIPTS / script).read_text()) is not None
+    assert (run / "averaged2.pt").exists() == averages
