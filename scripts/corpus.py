@@ -20,7 +20,10 @@ from pathlib import Path
 from corpora import archives, iwslt, sets, smoke, subwords
 from corpora.recipe import Recipe
 
-CORPORA: dict[str, Callable[[tuple[str, str], str], Recipe]] = {"iwslt14": iwslt.iwslt14}
+CORPORA: dict[str, Callable[[tuple[str, str], str], Recipe]] = {
+    "iwslt14": iwslt.iwslt14,
+    "iwslt17": iwslt.iwslt17,
+}
 
 
 def settings(recipe: Recipe) -> str:
@@ -56,8 +59,7 @@ def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> None:
     """Runs one command."""
-    source, _, target = args.pair.partition("-")
-    recipe = CORPORA[args.corpus]((source, target), args.variant)
+    recipe = CORPORA[args.corpus](tuple(args.pair.split("-")), args.variant)
     if args.command == "settings":
         print(settings(recipe))
     elif args.command == "toy":

@@ -32,6 +32,12 @@ class Copy:
         return self.given_name or PurePosixPath(unquote(urlsplit(self.url).path)).name
 
 
+def drive(file: str, name: str, size: int | None = None, sha256: str = "") -> Copy:
+    """A file on Google Drive, past the page that asks whether to download large ones."""
+    url = f"https://drive.usercontent.google.com/download?id={file}&export=download&confirm=t"
+    return Copy(url, size, ("sha256", sha256) if sha256 else None, name)
+
+
 @dataclass(frozen=True)
 class Home:
     """An archive, or a plain file, that a data set is made from.
@@ -132,6 +138,7 @@ class Recipe:
             these themselves.
         counts: the numbers of pairs that are known, of the public archive.
         counted_by: who counted.
+        note: what must be said of the data set at the end.
     """
 
     source: str
@@ -147,7 +154,8 @@ class Recipe:
     joint: bool = True
     reference: str = "published"
     counts: Mapping[str, int] = field(default_factory=dict)
-    counted_by: str = "paper"
+    counted_by: str = "the paper"
+    note: str = ""
 
     @property
     def languages(self) -> tuple[str, str]:

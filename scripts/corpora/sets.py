@@ -105,13 +105,17 @@ def compare_counts(recipe: Recipe, text: Path, strict: bool) -> Iterable[str]:
     owner = recipe.counted_by
     for split, count in counts.items():
         known = recipe.counts.get(split)
-        yield f"{split}: {count} pairs" + (f" ({owner}: {known})" if known else "")
+        yield f"{split}: {count} pairs" + (
+            f" ({owner.removeprefix('the ')}: {known})" if known else ""
+        )
     if not recipe.counts:
         yield "no counts are published where we could read them"
     elif all(counts[split] == known for split, known in recipe.counts.items()):
-        yield f"the counts equal the {owner}'s"
+        yield f"the counts equal {owner}'s"
     else:
-        message = f"the counts differ from the {owner}'s: this is another data set"
+        message = f"the counts differ from {owner}'s: this is another data set"
         if strict:
             raise ValueError(message)
         yield message
+    if recipe.note:
+        yield recipe.note

@@ -1,4 +1,4 @@
-"""Small archives of the same layout as a data set's, with made-up text, for smoke runs and tests."""
+"""Small archives of the same layout as a data set's, made-up, for smoke runs and tests."""
 
 from __future__ import annotations
 
