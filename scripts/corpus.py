@@ -17,12 +17,16 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from corpora import archives, iwslt, sets, smoke, subwords
+from corpora import archives, code, headlines, iwslt, sets, smoke, subwords, wmt
 from corpora.recipe import Recipe
 
-CORPORA: dict[str, Callable[[tuple[str, str], str], Recipe]] = {
+CORPORA: dict[str, Callable[[tuple, str], Recipe]] = {
     "iwslt14": iwslt.iwslt14,
     "iwslt17": iwslt.iwslt17,
+    "wmt14": wmt.wmt14,
+    "wmt16": wmt.wmt16,
+    "gigaword": headlines.gigaword,
+    "code": code.code,
 }
 
 
@@ -41,7 +45,7 @@ def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parsers = {name: commands.add_parser(name) for name in names}
     for command in parsers.values():
         command.add_argument("--corpus", choices=CORPORA, required=True)
-        command.add_argument("--pair", required=True, help="SOURCE-TARGET")
+        command.add_argument("--pair", required=True, help="SOURCE-TARGET, or the language of code")
         command.add_argument("--variant", default="", help="of the data set")
     for name in ("key", "archives"):
         parsers[name].add_argument("given", nargs="*", help="archives; else the public ones")

@@ -19,7 +19,7 @@ GROUP_TAGS = (
 GROUP_STEPS = Steps(
     unicode_punctuation=True,
     normalized=SPLITS,
-    printable=True,
+    printable=SPLITS,
     plain_apostrophes=True,
     escaped=False,
 )
@@ -129,7 +129,7 @@ TEST_SIZE_MD5 = {
     "zh-en": (124_688, "cc51d9b7fe1ff2af858c6a0dd80b8815"),
 }
 TST2017_COUNTS = {"fr": 1_455, "zh": 1_459}
-CHINESE_STEPS = Steps(printable=True, tokenizer="jieba")
+CHINESE_STEPS = Steps(printable=SPLITS, tokenizer="jieba")
 
 
 def tst2017_home(source: str, target: str) -> Home:

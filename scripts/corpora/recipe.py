@@ -85,7 +85,7 @@ class Steps:
         replaced: texts and what stands for them.
         unicode_punctuation: full-width and other Unicode punctuation becomes ASCII.
         normalized: the sets whose punctuation is normalised as Moses does.
-        printable: characters that cannot be printed become blanks.
+        printable: the sets in which characters that cannot be printed become blanks.
         plain_apostrophes: typographic apostrophes of the validation and test files become plain.
         tokenizer: ``moses``; ``jieba``, for Chinese; ``blanks``, text that is tokenised already.
         escaped: Moses' escapes for the characters that mean something to it.
@@ -96,7 +96,7 @@ class Steps:
     replaced: tuple[tuple[str, str], ...] = ()
     unicode_punctuation: bool = False
     normalized: tuple[str, ...] = ()
-    printable: bool = False
+    printable: tuple[str, ...] = ()
     plain_apostrophes: bool = False
     tokenizer: str = "moses"
     escaped: bool = True

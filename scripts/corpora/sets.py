@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -56,20 +56,25 @@ def write_training(recipe: Recipe, orig: Path, writers: dict[str, Writer]) -> No
         writers["valid" if held_out else "train"].write(lower(pair, recipe))
 
 
+def build_reference(recipe: Recipe) -> Callable[[str, str], str]:
+    """From the plain target sentence and its tokens to what its translation is scored with."""
+    if recipe.reference == "detokenised":
+        detokenize = build_detokenizer(recipe.target)
+        return lambda plain, tokens: detokenize(tokens)
+    if recipe.reference == "tokens":
+        return lambda plain, tokens: tokens
+    # Blanks are collapsed as sacreBLEU does with the sets that it knows.
+    return lambda plain, tokens: " ".join(plain.split())
+
+
 def write_test(recipe: Recipe, orig: Path, out: Path, writer: Writer) -> None:
     """Writes the test set and the plain references that its translations are scored with."""
-    detokenize = build_detokenizer(recipe.target)
+    reference = build_reference(recipe)
     with (out / f"test.ref.{recipe.target}").open("w", encoding="utf-8") as references:
         for plain, tokens in tokenized(recipe, "test", orig):
             pair = lower(tokens, recipe)
             writer.write(pair)
-            # Blanks are collapsed as sacreBLEU does with the sets that it knows.
-            reference = {
-                "published": " ".join(plain[1].split()),
-                "detokenised": detokenize(pair[1]),
-                "tokens": pair[1],
-            }[recipe.reference]
-            references.write(f"{reference}\n")
+            references.write(f"{reference(plain[1], pair[1])}\n")
 
 
 def write_sets(recipe: Recipe, orig: Path, out: Path) -> None:

@@ -48,11 +48,13 @@ def side(language: str, german: str, english: str, number: int, form: str) -> st
     if language == "de":
         return german
     if language == "article":
-        return f"{english[:-1].lower()} <unk> said on day ## ."
+        return f"{english[:-1].lower().replace(',', ' ,')} <unk> said on day ## ."
     if language == "title":
-        return " ".join(english[:-1].lower().split()[:4])
-    if language == "nl":
-        return english.lower() if form == "numbered" else f"'{english}'"
+        return " ".join(english[:-1].lower().replace(",", "").split()[:4])
+    if language == "text":
+        return (
+            f"{english[:-1].lower().replace(',', '')} ." if form == "numbered" else f"'{english}'"
+        )
     if language == "code":
         return (as_code if form == "numbered" else as_python)(english, number)
     return foreign(german, language)

@@ -136,7 +136,7 @@ def build_cleaner(steps: Steps, language: str, split: str) -> Callable[[str], st
             line = moses.replace_unicode_punct(line)
         if split in steps.normalized:
             line = moses.normalize(line)
-        if steps.printable:
+        if split in steps.printable:
             line = regex.sub(r"\p{C}", " ", line)
         if steps.plain_apostrophes and split != "train":
             line = line.replace("\u2019", "'")

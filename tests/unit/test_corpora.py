@@ -13,8 +13,8 @@ import pytest
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from corpora import archives, sets, smoke, text  # noqa: E402
-from corpora.recipe import SPLITS, Recipe, Steps  # noqa: E402
+from corpora import archives, sets, smoke, subwords, text  # noqa: E402
+from corpora.recipe import SPLITS, Limits, Recipe, Steps  # noqa: E402
 from corpus import CORPORA  # noqa: E402
 
 PAIRS = [
@@ -25,6 +25,12 @@ PAIRS = [
     ("iwslt17", "en-fr"),
     ("iwslt17", "zh-en"),
     ("iwslt17", "en-zh"),
+    ("wmt14", "en-de"),
+    ("wmt16", "ro-en"),
+    ("wmt16", "en-ro"),
+    ("gigaword", "article-title"),
+    ("code", "java"),
+    ("code", "python"),
 ]
 
 
@@ -116,6 +122,11 @@ def cut(sentence: str, name: str, pair: str, split: str = "train") -> str:
         # As in the group's: normalised, not escaped.
         ("iwslt14", "es-en", "¿Qué «es» A\u00adB & C?", '¿ Qué " es " A B & C ?'),
         ("iwslt17", "fr-en", "L’été\u00a0: 3 % （oui）", "L' été : 3 % ( oui )"),
+        ("wmt14", "en-de", "A “well-known” case", "A &quot; well @-@ known &quot; case"),
+        ("wmt16", "ro-en", "Ş ş Ţ ţ Ă ă î-n", "Ș ș Ț ț Ă ă î @-@ n"),
+        ("gigaword", "article-title", "a <unk>  -lrb- ##.# -rrb-", "a UNK -lrb- ##.# -rrb-"),
+        ("code", "java", "a.b ( `x` )  ;", "a.b ( `x` ) ;"),
+        ("code", "python", "'def f(x): DCNL DCSP  x'", "' def f ( x ) : DCNL DCSP x '"),
         ("iwslt17", "zh-en", "我们 是好朋友。\u200b", "我们 是 好 朋友 。"),
     ],
 )
@@ -143,6 +154,30 @@ def test_numbers_must_agree():
     for bad in (("1\ta", "2\tb"), ("a", "a")):
         with pytest.raises(ValueError, match="train: line 2 must begin with one number"):
             list(text.without_numbers([good[0], bad], "train"))
+
+
+def test_text_of_the_test_of_wmt14_is_not_normalised():
+    assert cut("“it’s”", "wmt14", "en-de", "test") == "“ it &apos;s ”"
+
+
+def test_training_pairs_too_long_in_subwords_are_left_out(tmp_path: Path):
+    recipe = replace(find("wmt14", "en-de"), subword_limits=Limits(1, 10, 1.5))
+    sides = ("a b c d e", "a b c d e f g h"), ("abcdefgh " * 2, "abcdefgh " * 2), ("a b", "a b")
+    for split in SPLITS:
+        for side, code in enumerate(recipe.languages):
+            text.write_lines(tmp_path / f"{split}.{code}", (pair[side] for pair in sides))
+    subwords.learn_all(recipe, tmp_path, 1, tmp_path)
+    (tmp_path / "out").mkdir()
+    subwords.apply_codes(recipe, tmp_path, tmp_path, tmp_path / "out")
+    assert lines(tmp_path / "out" / "train.en") == ["a b"]
+    assert len(lines(tmp_path / "out" / "valid.en")) == len(sides)
+
+
+def test_wmt16_can_do_without_back_translations():
+    whole, bilingual = (find("wmt16", "en-ro", variant) for variant in ("", "bilingual"))
+    assert [part.name for part in whole.parts["train"][2:]] == ["corpus.bt.en-ro"]
+    assert whole.parts["train"][:2] == bilingual.parts["train"]
+    assert len(whole.homes) == len(bilingual.homes) + 2
 
 
 def test_an_empty_set_is_refused(tmp_path: Path):
