@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
-import socket
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from prepares import SCRIPTS, read_tree, run_and_kill, run_script
+from servers import free_port, serve
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-from corpora import sets  # noqa: E402
-from corpora.iwslt import iwslt14  # noqa: E402
-from corpora.recipe import SPLITS  # noqa: E402
-from corpora.text import is_clean, read_lines, write_lines  # noqa: E402
+from corpora import sets
+from corpora.iwslt import iwslt14
+from corpora.recipe import SPLITS
+from corpora.text import is_clean, read_lines, write_lines
 
 RECIPE = iwslt14(("de", "en"))
 MEMBERS = tuple(endings[0] for endings in RECIPE.homes[0].wanted)
@@ -78,57 +73,6 @@ def write_archive(path: Path, left_out: tuple[str, ...] = ()) -> Path:
     return path
 
 
-def make_environment() -> dict[str, str]:
-    """This interpreter, and no proxy before the test's own server."""
-    return {**os.environ, "IOT_PYTHON": sys.executable, "no_proxy": "localhost,127.0.0.1"}
-
-
-def run_script(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs the script from another folder."""
-    return subprocess.run(
-        ["bash", SCRIPTS / "prepare-iwslt14.sh", *map(str, arguments)],
-        env=make_environment(),
-        cwd="/",
-        capture_output=True,
-        text=True,
-    )
-
-
-def run_and_kill(step: str, *arguments: object) -> None:
-    """Runs the script and kills it and its children as soon as it has begun a step."""
-    run = subprocess.Popen(
-        ["bash", SCRIPTS / "prepare-iwslt14.sh", *map(str, arguments)],
-        env=make_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert run.stdout is not None
-    assert any(line == f"{step} ...\n" for line in run.stdout)
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
-
-
-def read_tree(folder: Path) -> dict[str, bytes]:
-    """The results under a folder: all but logs and work files."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "work" not in path.parts and path.suffix != ".log"
-    }
-
-
-class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder; the connection of an address ending in ``?short`` breaks off."""
-
-    def copyfile(self, source: io.BufferedIOBase, outputfile: io.BufferedIOBase) -> None:
-        content = source.read()
-        outputfile.write(content[:500] if self.path.endswith("?short") else content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keeps quiet."""
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the archive ``de-en.tgz``."""
@@ -140,17 +84,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[str]:
     """The address of a server of that folder."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serve(folder) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def prepared(folder: Path) -> tuple[Path, str]:
     """The data set made from the archive on disk, and what the script printed."""
     out = folder / "data"
-    done = run_script("--archive", folder / "de-en.tgz", out)
+    done = run_script("iwslt14", "--archive", folder / "de-en.tgz", out)
     assert done.returncode == 0, done.stderr
     return out, done.stdout
 
@@ -200,7 +142,7 @@ def test_subwords_join_to_the_text_again(prepared: tuple[Path, str]):
 def test_second_run_keeps_everything(folder: Path, prepared: tuple[Path, str]):
     out, printed = prepared
     before = read_tree(out)
-    again = run_script("--archive", folder / "de-en.tgz", out)
+    again = run_script("iwslt14", "--archive", folder / "de-en.tgz", out)
     assert again.stdout == printed.replace(" ...\n", ": done before, kept\n")
     assert read_tree(out) == before
 
@@ -208,11 +150,11 @@ def test_second_run_keeps_everything(folder: Path, prepared: tuple[Path, str]):
 def test_killed_run_from_a_server_goes_on(folder: Path, server: str, prepared: tuple[Path, str]):
     out = folder / "killed"
     arguments = ("--archive", f"{server}/de-en.tgz", out)
-    run_and_kill("codes", *arguments)
+    run_and_kill("codes", "iwslt14", *arguments)
     assert not (out / "code").exists()
     assert not (out / "bin").exists()
     assert not (out / "work" / "downloads").exists()
-    again = run_script(*arguments)
+    again = run_script("iwslt14", *arguments)
     assert again.returncode == 0, again.stderr
     assert again.stdout.startswith("archive: done before, kept\ntext: done before, kept\ncodes ...")
     assert read_tree(out) == read_tree(prepared[0])
@@ -222,7 +164,7 @@ def test_another_archive_is_not_mistaken_for_the_first(tmp_path: Path, prepared:
     out = tmp_path / "data"
     subprocess.run(["cp", "-a", prepared[0], out], check=True)
     other = write_archive(tmp_path / "other.tgz", left_out=MEMBERS[2:4])
-    failed = run_script("--archive", other, out)
+    failed = run_script("iwslt14", "--archive", other, out)
     assert failed.returncode == 1
     assert failed.stderr == (
         f"prepare-iwslt14.sh: {other} lacks de-en/IWSLT14.TED.dev2010.de-en.de.xml, "
@@ -255,12 +197,9 @@ def test_error_is_one_line_and_leaves_no_result(
     (folder / "cut.tgz").write_bytes(whole[: len(whole) // 2])
     (folder / "flipped.tgz").write_bytes(whole[:-8] + bytes(4) + whole[-4:])
     (folder / "text.tgz").write_text("<html>gone</html>")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for name, value in {"FOLDER": folder, "SERVER": server, "PORT": port}.items():
+    for name, value in {"FOLDER": folder, "SERVER": server, "PORT": free_port()}.items():
         source, message = source.replace(name, str(value)), message.replace(name, str(value))
-    failed = run_script("--archive", source, tmp_path / "out")
+    failed = run_script("iwslt14", "--archive", source, tmp_path / "out")
     assert failed.returncode == 1
     assert message in failed.stderr
     assert failed.stderr.count("\n") == 1
