@@ -11,6 +11,7 @@ import urllib.request
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
@@ -184,8 +185,14 @@ def check_path(path: str, archive: str) -> None:
 
 
 def check_whole(path: Path) -> None:
-    """Reads a gzip file to its end, where the checksum is; a zip tells by itself."""
-    if kind_of(path.name) in ("gzip tar", "gzip file"):
+    """Reads an archive to its end, with all its checksums."""
+    kind = kind_of(path.name)
+    if kind == "zip archive":
+        with zipfile.ZipFile(path) as archive:
+            bad = archive.testzip()
+        if bad:
+            raise zipfile.BadZipFile(f"wrong checksum of {bad}")
+    elif kind:
         with gzip.open(path) as whole:
             while whole.read(BLOCK):
                 pass
@@ -210,6 +217,8 @@ def unpack(archive: Path, wanted: Sequence[tuple[str, ...]], out: Path) -> None:
                 if found:
                     keep(content, out / stored_name(found), archive)
     except BROKEN as error:
+        if getattr(error, "errno", None):
+            raise  # of the disk, not of the archive
         kind = kind_of(archive.name) or "readable file"
         raise ValueError(f"{archive} is no whole {kind} ({error})") from error
 
@@ -258,8 +267,9 @@ def take(recipe: Recipe, given: Sequence[str], downloads: Path, out: Path) -> No
     if not given:
         for home in recipe.homes:
             archive = download_home(home, downloads)
-            unpack(archive, home.wanted, out)
-            require(home.wanted, out, str(archive))
+            with removed_if_bad(archive):
+                unpack(archive, home.wanted, out)
+                require(home.wanted, out, str(archive))
         return
     wanted = [endings for home in recipe.homes for endings in home.wanted]
     for archive in given:
@@ -268,21 +278,29 @@ def take(recipe: Recipe, given: Sequence[str], downloads: Path, out: Path) -> No
         else:
             for file in list_files(archive, _names(recipe)):
                 unpack(file, wanted, out)
-    for home in recipe.homes:
-        require(home.wanted, out, ", ".join(given), home.hint)
+    with removed_if_bad(downloads):
+        for home in recipe.homes:
+            require(home.wanted, out, ", ".join(given), home.hint)
+
+
+@contextmanager
+def removed_if_bad(path: Path) -> Iterator[None]:
+    """Removes what was downloaded and turns out to be wrong: the next run asks again."""
+    try:
+        yield
+    except ValueError:
+        shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        raise
 
 
 def unpack_address(url: str, wanted: Sequence[tuple[str, ...]], downloads: Path, out: Path) -> None:
-    """Downloads and unpacks an archive; a broken one is not kept for the next run."""
+    """Downloads and unpacks an archive."""
     try:
         file = download(Copy(url), downloads)
     except ValueError as error:
         raise ValueError(f"{error}; {ANOTHER_COPY}") from error
-    try:
+    with removed_if_bad(file):
         unpack(file, wanted, out)
-    except ValueError:
-        file.unlink()
-        raise
 
 
 def _names(recipe: Recipe) -> set[str]:

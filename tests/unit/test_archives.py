@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import hashlib
 import io
@@ -138,7 +139,9 @@ def test_broken_archives_are_named(name: str, tmp_path: Path):
     flipped = tmp_path / "flipped.zip"
     flipped.write_bytes(content)
     (tmp_path / "orig").rename(tmp_path / "orig.cut")
-    with pytest.raises(ValueError, match=r"flipped.zip is no whole zip archive \(Bad CRC-32"):
+    with pytest.raises(
+        ValueError, match=r"flipped.zip is no whole zip archive \(wrong checksum of d/a.txt"
+    ):
         take([flipped], tmp_path)
 
 
@@ -205,6 +208,25 @@ def test_an_address_may_be_given_and_whole_downloads_are_kept(home, tmp_path: Pa
     (tmp_path / "web" / "all.zip").unlink()
     (tmp_path / "orig").rename(tmp_path / "first")
     assert take([f"{server}/all.zip"], tmp_path) == BOTH
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_download_that_lacks_files_is_not_kept(given: bool, home, tmp_path: Path):
+    copies = () if given else (home[1],)
+    addresses = [home[1].url] if given else []
+    with pytest.raises(ValueError, match=r"all.zip lacks c.txt$"):
+        take(addresses, tmp_path, Home(copies, (("c.txt",),)))
+    assert not [path for path in (tmp_path / "downloads").rglob("*") if path.is_file()]
+
+
+def test_a_full_disk_is_no_broken_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    one = zipped(tmp_path / "one.zip", {"d/a.txt": b"A"})
+    monkeypatch.setattr(archives, "keep", full)
+    with pytest.raises(OSError, match=r"^\[Errno 28\] No space left on device$"):
+        take([one], tmp_path)
 
 
 def test_a_foreign_download_is_not_kept(home, tmp_path: Path):

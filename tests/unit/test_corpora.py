@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -189,3 +190,29 @@ def test_an_empty_set_is_refused(tmp_path: Path):
 def test_steps_alone_leave_text_as_it_is():
     clean = text.build_cleaner(Steps(), "en", "train")
     assert clean("“it’s”  （a） \u00ad") == "“it’s”  （a） \u00ad"
+
+
+ROWS = re.findall(
+    r"^\| .*? \| `scripts/prepare-(\w+)\.sh(.*?)` \|.*$",
+    (SCRIPTS.parent / "docs" / "datasets.md").read_text(),
+    flags=re.MULTILINE,
+)
+
+
+@pytest.mark.parametrize(("name", "options"), ROWS)
+def test_the_table_of_the_data_sets_says_what_the_recipes_do(name: str, options: str):
+    words = options.split()
+    pair = words[1] if words else {"wmt14": "en-de", "gigaword": "article-title"}[name]
+    recipe = find(name, pair, "".join(words[2:]).removeprefix("--"))
+    table = (SCRIPTS.parent / "docs" / "datasets.md").read_text()
+    (row,) = (r for r in table.splitlines() if f"`scripts/prepare-{name}.sh{options}`" in r)
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    counts = " / ".join(f"{n:,}" if n else "-" for n in map(recipe.counts.get, SPLITS))
+    assert re.sub(r" \(\d+\)$", "", cells[3]) == counts
+    assert cells[6].startswith(f"{recipe.merges:,} ")
+    assert recipe.joint == ("two dictionaries" not in cells[6])
+    assert bool(recipe.note) == ("NOT the published split" in cells[0])
+
+
+def test_every_data_set_is_in_the_table():
+    assert {name for name, _ in ROWS} == set(CORPORA)
