@@ -14,6 +14,15 @@ folder of checkpoints, of which the best by validation loss is taken.
   --subset NAME   set of the data                      (default test)
   --out DIR       logs and report                      (default RUN/evaluation)
   --beam N        beam size                            (default 5)
+  --metrics LIST  figures to print, commas between them (default bleu; of tokenised data
+                  tokenised,bleu):
+                    bleu       sacreBLEU of plain text, words cut as the target language needs
+                    chrf       chrF of plain text, by sacreBLEU
+                    tokenised  BLEU of the data's tokens, as in papers on IWSLT14
+                    compound   the same with a-b split into three, as in papers on WMT14
+                    rouge      ROUGE-1/2/L F1 of English headlines (extra scoring)
+                    code       corpus BLEU, mean smoothed sentence BLEU, exact match of tokens
+                    romanian   BLEU with s and t with comma below, and without diacritics
   --kinds FILE    kind of each sentence, for BLEU per kind
   --examples N    translations to show                 (default 0)
   --keep          show what was found before, where RUN, DATA and the options are still the same
@@ -28,12 +37,12 @@ leave it) is used; else the reference is read back from the binarised data.
 TEXT
 }
 
-subset=test out="" beam=5 examples=0 kinds="" keep="" extra=() names=()
+subset=test out="" beam=5 examples=0 metrics="" kinds="" keep="" extra=() names=()
 while (($#)); do
     case "$1" in
         -h | --help) usage && exit 0 ;;
         --keep) keep=1 ;;
-        --subset | --out | --beam | --kinds | --examples)
+        --subset | --out | --beam | --metrics | --kinds | --examples)
             (($# > 1)) || die "$1 needs a value"
             printf -v "${1#--}" '%s' "$2"
             shift
@@ -80,6 +89,24 @@ elif grep -q '^[^ ]*@@ ' "$data/dict.$target.txt"; then
     post=(--post-process subword_nmt)
     need_modules sacremoses
     scoring=(--tokenised)
+fi
+# What cannot be scored is refused before anything is translated.
+if [[ -n "$metrics" ]]; then
+    [[ ",$metrics," != *,rouge,* ]] || need_modules rouge_score
+    error="$("$PYTHON" - "$ROOT" "$metrics" "$target" "${scoring[0]-}" 2>&1 <<'PY'
+import sys
+
+root, metrics, language, tokenised = sys.argv[1:]
+sys.path.insert(0, root)
+from iot_fairseq.reports.metrics import check_metrics
+
+try:
+    check_metrics(metrics.split(","), language, tokenised == "--tokenised")
+except ValueError as error:
+    sys.exit(str(error))
+PY
+    )" || die "$error"
+    scoring+=(--metrics "$metrics")
 fi
 [[ -n "$kinds" ]] && scoring+=(--kinds "$kinds")
 
