@@ -14,6 +14,8 @@ folder of checkpoints, of which the best by validation loss is taken.
   --subset NAME   set of the data                      (default test)
   --out DIR       logs and report                      (default RUN/evaluation)
   --beam N        beam size                            (default 5)
+  --shards N      processes that translate at once, each a part of the batches; the translations
+                  are the same                         (default 1)
   --metrics LIST  figures to print, commas between them (default bleu; of tokenised data
                   tokenised,bleu):
                     bleu       sacreBLEU of plain text, words cut as the target language needs
@@ -37,12 +39,12 @@ leave it) is used; else the reference is read back from the binarised data.
 TEXT
 }
 
-subset=test out="" beam=5 examples=0 metrics="" kinds="" keep="" extra=() names=()
+subset=test out="" beam=5 examples=0 shards=1 metrics="" kinds="" keep="" extra=() names=()
 while (($#)); do
     case "$1" in
         -h | --help) usage && exit 0 ;;
         --keep) keep=1 ;;
-        --subset | --out | --beam | --metrics | --kinds | --examples)
+        --subset | --out | --beam | --shards | --metrics | --kinds | --examples)
             (($# > 1)) || die "$1 needs a value"
             printf -v "${1#--}" '%s' "$2"
             shift
@@ -62,9 +64,13 @@ for flag in "${extra[@]}"; do
     case "${flag%%=*}" in
         --model-overrides | --gen-subset | --path | --task)
             die "$flag cannot be given here: the report would mix two systems (use fairseq-generate)" ;;
+        --distributed-world-size | --distributed-rank)
+            die "$flag cannot be given here: a part of the set would be scored (use --shards)" ;;
         --beam) die "--beam must stand before the --, where the report can tell it" ;;
     esac
 done
+[[ "$shards" =~ ^[1-9][0-9]{0,3}$ ]] ||
+    die "--shards must be a whole number, 1 or more, but is '$shards'"
 ((${#names[@]} == 2)) || die "give RUN and DATA (see --help)"
 run="${names[0]}" data="${names[1]%/}"
 checkpoint="$run"
@@ -130,10 +136,12 @@ printf '%s\n' "$settings" >"$out/settings-$subset.txt"
 
 # fairseq COMMAND LOG TITLE FLAG...: LOG is whole whenever it exists.
 fairseq() {
-    local command="$1" log="$2" title="$3"
+    local command="$1" log="$2" title="$3" runner=(progress.py)
     shift 3
     rm -f "$log.new"
-    "$PYTHON" "$ROOT/scripts/progress.py" --title "$title" --log "$log.new" -- \
+    [[ "$command" != generate || "$shards" == 1 ]] ||
+        runner=(shards.py --shards "$shards" --set "${index%.idx}" --subset "$subset" --beam "$beam")
+    "$PYTHON" "$ROOT/scripts/${runner[0]}" "${runner[@]:1}" --title "$title" --log "$log.new" -- \
         "$PYTHON" -m "fairseq_cli.$command" "$data" --user-dir "$ROOT/iot_fairseq" \
         --path "$checkpoint" --batch-size 128 --log-format json "$@"
     mv "$log.new" "$log"

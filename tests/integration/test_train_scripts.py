@@ -179,8 +179,8 @@ def test_systems_of_two_passes(data, tmp_path, system, term):
 def test_another_set_and_a_single_checkpoint_are_evaluated(iot, data, tmp_path):
     out, _ = iot
     arguments = (out / "checkpoint_last.pt", data, "--subset", "valid", "--out", tmp_path)
-    arguments += ("--examples", 2, "--metrics", "rouge,code")
-    done = call("evaluate.sh", *arguments, flags="--max-len-b 5")
+    arguments += ("--examples", 2, "--metrics", "rouge,code", "--shards", 2)
+    done = call("evaluate.sh", *arguments, flags="--max-len-b 5 --batch-size 8")
     assert done.returncode == 0, done.stderr
     figures = re.findall(r"^(.*) \d+\.\d\d  \(.+\)$", done.stdout, re.MULTILINE)
     assert figures[:3] == ["ROUGE-1 F1", "ROUGE-2 F1", "ROUGE-L F1"]
@@ -233,6 +233,12 @@ def test_a_failing_training_names_the_step_and_shows_the_log(data, tmp_path):
         ("train-iwslt14.sh", ["iot", "--seed"], "--seed needs a value"),
         ("train-ddtp.sh", ["iot", "--data", "/nowhere"], "(run scripts/prepare-ddtp.sh)"),
         ("evaluate.sh", ["one"], "give RUN and DATA"),
+        ("evaluate.sh", ["one", "two", "--shards", "0"], "--shards must be a whole number, 1 or"),
+        (
+            "evaluate.sh",
+            ["one", "two", "--", "--distributed-rank", "1"],
+            "--distributed-rank cannot be given here",
+        ),
         ("evaluate.sh", ["/nowhere", "/nowhere"], "RUN must be a checkpoint or a folder with one"),
         ("quickstart.sh", ["--fast"], "unknown argument '--fast'"),
     ],
