@@ -33,10 +33,11 @@ setup(
     ],
     extras_require={
         "recipes": ["sacremoses", "subword-nmt", "jieba"],
+        "scoring": ["rouge-score"],
         "tensorboard": ["tensorboardX"],
         "benchmark": ["matplotlib"],
         "peers": ["ctranslate2"],
-        "test": ["pytest", "hypothesis", "ruff", "PyYAML"],
+        "test": ["pytest", "hypothesis", "ruff", "PyYAML", "rouge-score"],
     },
     entry_points={
         "console_scripts": [

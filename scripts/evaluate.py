@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Print what a translation of a test set is worth: BLEU with sacreBLEU's signature, the share of
-each order, the regret, BLEU per kind of sentence, and some translations.
+"""Print what a translation of a test set is worth: BLEU with sacreBLEU's signature or the metrics
+that are asked for, the share of each order, the regret, BLEU per kind of sentence, translations.
 
 Reads the log of fairseq-generate. A log that lacks a sentence of the data, or has one twice, is
 refused: BLEU on a part of the test set is no BLEU. With --json the translations are written down
@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))  # this checkout's package, installed or not
 
 from fairseq import checkpoint_utils  # noqa: E402
 
-from iot_fairseq.reports.scores import Scorer, build_scorers  # noqa: E402
+from iot_fairseq.reports.metrics import default_metrics, figures  # noqa: E402
+from iot_fairseq.reports.scores import build_scorers  # noqa: E402
 from iot_fairseq.reports.texts import (  # noqa: E402
     Translations,
     check_reference,
@@ -80,24 +81,20 @@ def chosen_orders(checkpoint: Path, data: Path, subset: str) -> tuple[int, list[
     return len(dataset), [names[0]] * len(dataset) if names else []
 
 
-def report_bleu(translations: Translations) -> list[str]:
-    """The lines on BLEU: of Moses-tokenised text (as the papers' IWSLT14 data) both kinds."""
-    scorers = {scorer.name: scorer for scorer in _scorers(translations)}
-    titles = {"BLEU": "BLEU"}
-    if translations.tokenised:
-        titles = {"tokenised BLEU": "tokenised BLEU", "BLEU": "detokenised BLEU"}
-    lines = []
-    for name, title in titles.items():
-        scorer = scorers[name]
-        score = scorer.corpus(scorer.count(translations.hypotheses))
-        lines.append(f"{title} {score:.2f}  ({scorer.signature})")
-    return lines
+def report_scores(translations: Translations, metrics: str | None = None) -> list[str]:
+    """A line for each figure of the `metrics`, names with commas between them; without them BLEU,
+    of Moses-tokenised text (as the papers' IWSLT14 data) both kinds.
+    """
+    names = metrics.split(",") if metrics else default_metrics(bool(translations.tokenised))
+    return [str(figure) for figure in figures(translations, names)]
 
 
 def report_kinds(translations: Translations, kinds: list[str], orders: list[str]) -> list[str]:
     """For each kind of sentence its BLEU, the exact matches and the orders taken."""
     lines = []
-    scorer = _scorers(translations)[0]
+    scorer = build_scorers(
+        translations.references, str(translations.language), bool(translations.tokenised)
+    )[0]
     counts = scorer.count(translations.hypotheses)
     pairs = list(zip(translations.hypotheses, translations.references, strict=True))
     for kind in sorted(set(kinds)):
@@ -108,12 +105,6 @@ def report_kinds(translations: Translations, kinds: list[str], orders: list[str]
             line += f", orders {shares([orders[i] for i in rows])}"
         lines.append(line)
     return lines
-
-
-def _scorers(translations: Translations) -> list[Scorer]:
-    return build_scorers(
-        translations.references, str(translations.language), bool(translations.tokenised)
-    )
 
 
 def shares(orders: list[str]) -> str:
@@ -162,6 +153,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--beam", type=int, default=5, help="beam size of the translation")
     parser.add_argument("--tokenised", action="store_true", help="the text is Moses-tokenised")
     parser.add_argument("--reference", type=Path, help="plain reference (default: the log's)")
+    parser.add_argument("--metrics", metavar="LIST", help="with commas (default BLEU)")
     parser.add_argument("--kinds", type=Path, help="file with the kind of each sentence")
     parser.add_argument("--validation", type=Path, help="log of fairseq-validate, for the regret")
     parser.add_argument("--examples", type=int, default=0, help="translations to show")
@@ -173,7 +165,7 @@ def report(args: argparse.Namespace) -> tuple[Translations, list[str]]:
     """The translations, and all lines of the report on them."""
     count, orders = chosen_orders(args.checkpoint, args.data, args.subset)
     translations = read_translations(args, count)
-    lines = [f"{count} sentences of {args.subset}", *report_bleu(translations)]
+    lines = [f"{count} sentences of {args.subset}", *report_scores(translations, args.metrics)]
     if orders:
         lines.append(f"orders {shares(orders)}")
     if args.validation:

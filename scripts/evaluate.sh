@@ -14,6 +14,17 @@ folder of checkpoints, of which the best by validation loss is taken.
   --subset NAME   set of the data                      (default test)
   --out DIR       logs and report                      (default RUN/evaluation)
   --beam N        beam size                            (default 5)
+  --shards N      processes that translate at once, each a part of the batches; the translations
+                  are the same                         (default 1)
+  --metrics LIST  figures to print, commas between them (default bleu; of tokenised data
+                  tokenised,bleu):
+                    bleu       sacreBLEU of plain text, words cut as the target language needs
+                    chrf       chrF of plain text, by sacreBLEU
+                    tokenised  BLEU of the data's tokens, as in papers on IWSLT14
+                    compound   the same with a-b split into three, as in papers on WMT14
+                    rouge      ROUGE-1/2/L F1 of English headlines (extra scoring)
+                    code       corpus BLEU, mean smoothed sentence BLEU, exact match of tokens
+                    romanian   BLEU with s and t with comma below, and without diacritics
   --kinds FILE    kind of each sentence, for BLEU per kind
   --examples N    translations to show                 (default 0)
   --keep          show what was found before, where RUN, DATA and the options are still the same
@@ -28,12 +39,12 @@ leave it) is used; else the reference is read back from the binarised data.
 TEXT
 }
 
-subset=test out="" beam=5 examples=0 kinds="" keep="" extra=() names=()
+subset=test out="" beam=5 examples=0 shards=1 metrics="" kinds="" keep="" extra=() names=()
 while (($#)); do
     case "$1" in
         -h | --help) usage && exit 0 ;;
         --keep) keep=1 ;;
-        --subset | --out | --beam | --kinds | --examples)
+        --subset | --out | --beam | --shards | --metrics | --kinds | --examples)
             (($# > 1)) || die "$1 needs a value"
             printf -v "${1#--}" '%s' "$2"
             shift
@@ -53,9 +64,13 @@ for flag in "${extra[@]}"; do
     case "${flag%%=*}" in
         --model-overrides | --gen-subset | --path | --task)
             die "$flag cannot be given here: the report would mix two systems (use fairseq-generate)" ;;
+        --distributed-world-size | --distributed-rank)
+            die "$flag cannot be given here: a part of the set would be scored (use --shards)" ;;
         --beam) die "--beam must stand before the --, where the report can tell it" ;;
     esac
 done
+[[ "$shards" =~ ^[1-9][0-9]{0,3}$ ]] ||
+    die "--shards must be a whole number, 1 or more, but is '$shards'"
 ((${#names[@]} == 2)) || die "give RUN and DATA (see --help)"
 run="${names[0]}" data="${names[1]%/}"
 checkpoint="$run"
@@ -81,6 +96,24 @@ elif grep -q '^[^ ]*@@ ' "$data/dict.$target.txt"; then
     need_modules sacremoses
     scoring=(--tokenised)
 fi
+# What cannot be scored is refused before anything is translated.
+if [[ -n "$metrics" ]]; then
+    [[ ",$metrics," != *,rouge,* ]] || need_modules rouge_score
+    error="$("$PYTHON" - "$ROOT" "$metrics" "$target" "${scoring[0]-}" 2>&1 <<'PY'
+import sys
+
+root, metrics, language, tokenised = sys.argv[1:]
+sys.path.insert(0, root)
+from iot_fairseq.reports.metrics import check_metrics
+
+try:
+    check_metrics(metrics.split(","), language, tokenised == "--tokenised")
+except ValueError as error:
+    sys.exit(str(error))
+PY
+    )" || die "$error"
+    scoring+=(--metrics "$metrics")
+fi
 [[ -n "$kinds" ]] && scoring+=(--kinds "$kinds")
 
 # All that decides what is found, but for files, which may move. It is written before and NAME.json
@@ -103,10 +136,12 @@ printf '%s\n' "$settings" >"$out/settings-$subset.txt"
 
 # fairseq COMMAND LOG TITLE FLAG...: LOG is whole whenever it exists.
 fairseq() {
-    local command="$1" log="$2" title="$3"
+    local command="$1" log="$2" title="$3" runner=(progress.py)
     shift 3
     rm -f "$log.new"
-    "$PYTHON" "$ROOT/scripts/progress.py" --title "$title" --log "$log.new" -- \
+    [[ "$command" != generate || "$shards" == 1 ]] ||
+        runner=(shards.py --shards "$shards" --set "${index%.idx}" --subset "$subset" --beam "$beam")
+    "$PYTHON" "$ROOT/scripts/${runner[0]}" "${runner[@]:1}" --title "$title" --log "$log.new" -- \
         "$PYTHON" -m "fairseq_cli.$command" "$data" --user-dir "$ROOT/iot_fairseq" \
         --path "$checkpoint" --batch-size 128 --log-format json "$@"
     mv "$log.new" "$log"

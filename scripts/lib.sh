@@ -41,15 +41,16 @@ choose_python() {
 
 # Looks without importing: torch alone takes seconds to import.
 need_modules() {
-    local missing
+    local missing extra=recipes
     missing="$("$PYTHON" - "$@" <<'PY'
 import importlib.util, sys
 
 print(*(name for name in sys.argv[1:] if importlib.util.find_spec(name) is None))
 PY
     )" || die "'$PYTHON' does not run"
+    [[ " $missing " != *" rouge_score "* ]] || extra=recipes,scoring
     [[ -z "$missing" ]] || die "'$PYTHON' lacks: $missing (install the project with" \
-        "pip install -e '.[recipes]' in $ROOT, or set IOT_PYTHON)"
+        "pip install -e '.[$extra]' in $ROOT, or set IOT_PYTHON)"
 }
 
 is_smoke() { [[ "${SMOKE:-0}" != 0 ]]; }

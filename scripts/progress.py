@@ -21,6 +21,7 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
@@ -89,14 +90,17 @@ class Bar:
         self.shown.update({key: str(value) for key, value in names.items() if value is not None})
         done = self._done(stats)
         if done is not None:
-            now = time.monotonic()
-            self.first = self.first or (now, done)
-            self.fraction = min(done, 1.0)
+            self.reach(done)
         if self.live:
             self.draw()
         elif validated:
             self.stream.write(self.text() + "\n")
             self.stream.flush()
+
+    def reach(self, done: float) -> None:
+        """Take in the share that is finished."""
+        self.first = self.first or (time.monotonic(), done)
+        self.fraction = min(done, 1.0)
 
     def _done(self, stats: dict[str, object]) -> float | None:
         """The finished share of the training, from whichever length was given."""
@@ -143,6 +147,12 @@ class Bar:
             self.stream.write("\r\033[K")
         self.stream.write(f"{self.title}: {'done' if ok else 'FAILED'} in {took}\n")
         self.stream.flush()
+
+
+def show_tail(log: Path, lines: Iterable[str]) -> None:
+    """Print the last of the `lines` that a step which failed left in `log`."""
+    sys.stderr.write(f"The last lines of {log}:\n")
+    sys.stderr.writelines(f"  {line}" for line in deque(lines, maxlen=TAIL_LINES))
 
 
 def tick(bar: Bar, stop: threading.Event) -> None:
@@ -197,8 +207,7 @@ def run(command: list[str], log_path: Path, bar: Bar) -> int:
     clockwork.join()
     bar.close(status == 0)
     if status != 0:
-        sys.stderr.write(f"The last lines of {log_path}:\n")
-        sys.stderr.writelines(f"  {line}" for line in tail)
+        show_tail(log_path, tail)
     return status
 
 

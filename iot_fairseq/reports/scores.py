@@ -30,6 +30,7 @@ class Scorer:
         metric: sacreBLEU's.
         references: one for each sentence, `B`.
         prepare: applied to the references and to all hypotheses.
+        note: what a reader must know beside the signature.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class Scorer:
         metric: Metric,
         references: Sequence[str],
         prepare: Callable[[Sequence[str]], list[str]] = list,
+        note: str = "",
     ) -> None:
         self.name = name
+        self.note = note
         self.metric = metric
         self.prepare = prepare
         self.references = [text.replace(UNKNOWN, _MISSING_WORD) for text in prepare(references)]
@@ -77,12 +80,43 @@ class Scorer:
         """sacreBLEU's, once something was counted."""
         return str(self.metric.get_signature())
 
+    @property
+    def settings(self) -> str:
+        """The signature and the note."""
+        return f"{self.signature}; {self.note}" if self.note else self.signature
+
+
+def main_language(code: str) -> str:
+    """The language of a code with a script or a country: zh of zh_CN and of zh-Hans."""
+    return code.replace("-", "_").split("_")[0].lower()
+
+
+def _build_bleu(language: str, lowered: bool) -> tuple[BLEU, str]:
+    """BLEU with the tokeniser of the language, and a note where that is not sacreBLEU's choice.
+
+    Raises:
+        ValueError: sacreBLEU's choice fails though it is installed.
+    """
+    code = main_language(language)
+    try:
+        return BLEU(trg_lang=code, lowercase=lowered), ""
+    except (ImportError, RuntimeError) as error:
+        if code not in _MECAB:
+            raise ValueError(f"BLEU of {language!r} cannot be had: {error}") from None
+    note = f"of characters: {code}-mecab needs pip install 'sacrebleu[{code}]'"
+    return BLEU(tokenize="char", lowercase=lowered), note
+
+
+# Languages that sacreBLEU cuts into words by MeCab, which is an extra of its own.
+_MECAB = ("ja", "ko")
+
 
 def build_scorers(references: Sequence[str], language: str, tokenised: bool) -> list[Scorer]:
     """The metrics of a report: BLEU and chrF of plain text.
 
     Moses-tokenised text is detokenised first, and BLEU of the tokenised text, the papers' IWSLT14
     figure, is added. Where the references have no capitals, the signatures say so (case:lc).
+    Japanese and Korean are cut into characters where MeCab is not installed (tok:char).
 
     Args:
         references: one for each sentence.
@@ -94,21 +128,17 @@ def build_scorers(references: Sequence[str], language: str, tokenised: bool) -> 
     """
     if not references:
         raise ValueError("there must be references to compare with, but there is not one sentence")
-    try:
-        lowered = tokenised and all(text == text.lower() for text in references)
-        code = language.replace("-", "_").split("_")[0].lower()
-        bleu = BLEU(trg_lang=code, lowercase=lowered)
-    except (ImportError, RuntimeError) as error:
-        raise ValueError(f"BLEU of {language!r} cannot be had: {error}") from None
+    lowered = tokenised and all(text == text.lower() for text in references)
+    bleu, note = _build_bleu(language, lowered)
     chrf = CHRF(lowercase=lowered)
     if not tokenised:
-        return [Scorer("BLEU", bleu, references), Scorer("chrF", chrf, references)]
+        return [Scorer("BLEU", bleu, references, note=note), Scorer("chrF", chrf, references)]
 
     def plain(texts: Sequence[str]) -> list[str]:
         return detokenise(texts, language)
 
     return [
-        Scorer("BLEU", bleu, references, plain),
+        Scorer("BLEU", bleu, references, plain, note),
         Scorer("chrF", chrf, references, plain),
         Scorer("tokenised BLEU", BLEU(tokenize="none", force=True), references),
     ]

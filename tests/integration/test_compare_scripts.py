@@ -349,7 +349,12 @@ def test_an_evaluation_of_older_files_is_made_anew(evaluated, tmp_path, file):
 
 @pytest.mark.parametrize(
     ("options", "flags"),
-    [(["--beam", 4], "--lenpen 2"), (["--examples", 1], "--lenpen 2"), ([], "--lenpen 1")],
+    [
+        (["--beam", 4], "--lenpen 2"),
+        (["--examples", 1], "--lenpen 2"),
+        (["--metrics", "chrf"], "--lenpen 2"),
+        ([], "--lenpen 1"),
+    ],
 )
 def test_an_evaluation_by_other_options_is_made_anew(evaluated, tmp_path, options, flags):
     assert evaluated(*options, flags=flags).stdout == "translating\n"

@@ -225,10 +225,36 @@ def test_the_mean_of_the_last_epochs_is_evaluated(data, tmp_path):
 def test_another_set_and_a_single_checkpoint_are_evaluated(iot, data, tmp_path):
     out, _ = iot
     arguments = (out / "checkpoint_last.pt", data, "--subset", "valid", "--out", tmp_path)
-    done = call("evaluate.sh", *arguments, "--examples", 2, flags="--max-len-b 5")
+    arguments += ("--examples", 2, "--metrics", "rouge,code", "--shards", 2)
+    done = call("evaluate.sh", *arguments, flags="--max-len-b 5 --batch-size 8")
     assert done.returncode == 0, done.stderr
+    figures = re.findall(r"^(.*) \d+\.\d\d  \(.+\)$", done.stdout, re.MULTILINE)
+    assert figures[:3] == ["ROUGE-1 F1", "ROUGE-2 F1", "ROUGE-L F1"]
+    assert figures[3:] == ["corpus BLEU of tokens", "mean sentence BLEU of tokens", "exact match"]
     assert "20 sentences of valid" in done.stdout
     assert len(re.findall(r"\[sentence \d+ under (?:scf|csf|fcs)\]", done.stdout)) == 2
+
+
+def test_metrics_for_other_data_are_refused_before_translating(iot, data, tmp_path):
+    done = call(
+        "evaluate.sh", iot[0], data, "--out", tmp_path / "out", "--metrics", "bleu,compound"
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "--metrics compound must be asked of tokenised text" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not any((tmp_path / "out").iterdir())
+
+
+def test_what_rouge_needs_is_named_with_its_extra(iot, data, tmp_path):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\n[ "$2" != rouge_score ] || echo rouge_score\n')
+    python.chmod(0o755)
+    words = command("evaluate.sh", iot[0], data, "--out", tmp_path / "out", "--metrics", "rouge")
+    environment = ENVIRONMENT | {"IOT_PYTHON": str(python)}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert f"'{python}' lacks: rouge_score (install the project with" in done.stderr
+    assert "pip install -e '.[recipes,scoring]'" in done.stderr
 
 
 def test_a_failing_training_names_the_step_and_shows_the_log(data, tmp_path):
@@ -264,6 +290,12 @@ def test_a_failing_training_names_the_step_and_shows_the_log(data, tmp_path):
         ),
         ("train-ddtp.sh", ["iot", "--average", "-1"], "--average must be a whole number"),
         ("evaluate.sh", ["one"], "give RUN and DATA"),
+        ("evaluate.sh", ["one", "two", "--shards", "0"], "--shards must be a whole number, 1 or"),
+        (
+            "evaluate.sh",
+            ["one", "two", "--", "--distributed-rank", "1"],
+            "--distributed-rank cannot be given here",
+        ),
         ("evaluate.sh", ["/nowhere", "/nowhere"], "RUN must be a checkpoint or a folder with one"),
         ("quickstart.sh", ["--fast"], "unknown argument '--fast'"),
     ],

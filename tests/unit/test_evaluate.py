@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
 import evaluate  # noqa: E402
-from sacrebleu.metrics import BLEU  # noqa: E402
+from sacrebleu.metrics import BLEU, CHRF  # noqa: E402
 
 from iot_fairseq.reports.texts import Translations, read_translations  # noqa: E402
 
@@ -94,9 +94,9 @@ def test_a_log_without_sources_or_references_is_refused(tmp_path, field):
 
 
 def test_bleu_comes_with_its_signature(translations, by_raw):
-    (line,) = evaluate.report_bleu(translations)
+    (line,) = evaluate.report_scores(translations)
     assert line.startswith("BLEU 100.00  (nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
-    (line,) = evaluate.report_bleu(by_raw)
+    (line,) = evaluate.report_scores(by_raw)
     assert line.startswith(f"BLEU {BLEU().corpus_score(by_raw.hypotheses, [RAW]).score:.2f}  (")
     assert not line.startswith("BLEU 100")
 
@@ -104,12 +104,36 @@ def test_bleu_comes_with_its_signature(translations, by_raw):
 def test_moses_tokens_get_tokenised_and_detokenised_bleu():
     text, reference = "it &apos;s a dog , isn &apos;t it ?", "It &apos;s a dog , is it ?"
     translations = Translations(Path("log"), [text], [""], [reference], True, "en")
-    tokenised, plain = evaluate.report_bleu(translations)
+    tokenised, plain = evaluate.report_scores(translations)
     score = BLEU(tokenize="none", force=True).corpus_score([text], [[reference]]).score
     assert tokenised.startswith(f"tokenised BLEU {score:.2f}  (nrefs:1|case:mixed|eff:no|tok:none")
     texts = "it's a dog, isn't it?", "It's a dog, is it?"
     score = BLEU().corpus_score([texts[0]], [[texts[1]]]).score
     assert plain.startswith(f"detokenised BLEU {score:.2f}  (nrefs:1|case:mixed|eff:no|tok:13a")
+
+
+def test_metrics_that_are_asked_for_come_instead_each_with_its_settings(by_raw):
+    chrf, *bleu = evaluate.report_scores(by_raw, "chrf,bleu")
+    score = CHRF().corpus_score(by_raw.hypotheses, [RAW]).score
+    assert chrf.startswith(f"chrF {score:.2f}  (nrefs:1|case:mixed|eff:yes|nc:6|nw:0|space:no|")
+    assert bleu == evaluate.report_scores(by_raw)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([0, 1], "must have the 3 sentences of the data, but 1 lines H- are missing or too many"),
+        ([0, 1, 3], "must have the 3 sentences of the data, but 2 lines H- are missing or too"),
+        ([0, 1, 2, 1], "must have every sentence once, but has H-1 twice"),
+        ([0, 1, 2, 9], "but 1 lines H- are missing or too many, H-9 first"),
+    ],
+)
+def test_missing_doubled_and_foreign_sentences_are_not_scored(tmp_path, lines, message):
+    whole = [f"{field}-{n}\ttext" for n in range(3) for field in "ST"]
+    whole += [f"H-{number}\t-0.5\ttext" for number in lines]
+    (tmp_path / "log").write_text("\n".join(whole) + "\n")
+    with pytest.raises(ValueError, match=message):
+        evaluate.read_translations(arguments(tmp_path), 3)
 
 
 def test_shares_of_the_orders():

@@ -121,11 +121,50 @@ def test_what_cannot_be_scored_is_refused(monkeypatch):
         build_scorers([], "en", False)
 
     def fail(*args, **options):
-        raise ImportError("no mecab here")
+        raise ImportError("no tables here")
 
     monkeypatch.setattr("iot_fairseq.reports.scores.BLEU", fail)
-    with pytest.raises(ValueError, match="BLEU of 'ja' cannot be had: no mecab here"):
-        build_scorers(["text"], "ja", False)
+    with pytest.raises(ValueError, match="BLEU of 'zh' cannot be had: no tables here"):
+        build_scorers(["text"], "zh", False)
+
+
+@pytest.mark.parametrize("code", ["ja", "ko_KR"])
+@pytest.mark.parametrize("tokenised", [False, True])
+def test_without_mecab_characters_are_compared_and_the_settings_say_so(
+    monkeypatch, code, tokenised
+):
+    def fail():
+        raise RuntimeError("MeCab is not installed")
+
+    tokenizer = sacrebleu.metrics.bleu._get_tokenizer
+    monkeypatch.setattr(
+        "sacrebleu.metrics.bleu._get_tokenizer",
+        lambda name: fail if "mecab" in name else tokenizer(name),
+    )
+    scorer = build_scorers(["\u79c1\u306f\u732b"], code, tokenised)[0]
+    counts = scorer.count(["\u79c1\u306f\u72ac"])
+    assert counts[0, :4].tolist() == [3, 3, 2, 1]  # lengths, letters, pairs of letters
+    assert "tok:char" in scorer.signature
+    name = code[:2]
+    note = f"; of characters: {name}-mecab needs pip install 'sacrebleu[{name}]'"
+    assert scorer.settings == scorer.signature + note
+
+
+@pytest.mark.parametrize("code", ["ja", "ko_KR"])
+def test_mecab_is_taken_where_it_is(monkeypatch, code):
+    class Mecab(sacrebleu.tokenizers.tokenizer_none.NoneTokenizer):
+        def signature(self) -> str:
+            return "mecab"
+
+    taken = []
+    monkeypatch.setattr(
+        "sacrebleu.metrics.bleu._get_tokenizer", lambda name: taken.append(name) or Mecab
+    )
+    scorer = build_scorers(["text"], code, False)[0]
+    scorer.count(["text"])
+    assert taken[0] == f"{code[:2]}-mecab"
+    assert scorer.settings == scorer.signature
+    assert "tok:mecab" in scorer.signature
 
 
 def test_another_number_of_translations_is_refused():
