@@ -32,7 +32,7 @@ setup(
         "tqdm",
     ],
     extras_require={
-        "recipes": ["sacremoses", "subword-nmt"],
+        "recipes": ["sacremoses", "subword-nmt", "jieba"],
         "tensorboard": ["tensorboardX"],
         "benchmark": ["matplotlib"],
         "peers": ["ctranslate2"],

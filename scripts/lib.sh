@@ -12,10 +12,9 @@
 #     step NAME KEY FILE... -- CMD...
 #                              runs CMD unless an earlier run has finished it
 #     run_quietly LOG CMD...   CMD's output goes to LOG, its end is shown on failure
-#     fetch URL FILE [HINT]    downloads whole files only
 #     is_smoke                 whether SMOKE=1 asks for a small run on made-up data
-#     binarise SRC TGT TEXT BIN
-#                              fairseq-preprocess with a joined dictionary
+#     binarise SRC TGT TEXT BIN [separate]
+#                              fairseq-preprocess with a joined dictionary, or two
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -101,39 +100,13 @@ run_quietly() {
     }
 }
 
-# Stops the script, with HINT after the error, where the file cannot be had whole.
-fetch() {
-    local url="$1" file="$2" hint="${3:-}" error
-    error="$("$PYTHON" - "$url" "$file.part" <<'PY'
-import http.client, shutil, sys, urllib.request
-
-from tqdm import tqdm
-
-url, part = sys.argv[1:]
-try:
-    with urllib.request.urlopen(url, timeout=60) as answer, open(part, "wb") as out:
-        size = int(answer.headers.get("Content-Length", 0)) or None
-        with tqdm.wrapattr(answer, "read", total=size, disable=None) as source:
-            shutil.copyfileobj(source, out)
-        if size and out.tell() != size:
-            raise OSError(f"the connection ended after {out.tell()} of {size} bytes")
-except (OSError, ValueError, http.client.HTTPException) as error:
-    print(error)
-    sys.exit(1)
-PY
-    )" || {
-        rm -f "$file.part"
-        die "cannot download $url: ${error:-no reason given}${hint:+; $hint}"
-    }
-    mv "$file.part" "$file"
-}
-
 # Reads TEXT/{train,valid,test}.{SRC,TGT}; BIN appears when it is whole.
 binarise() {
-    local source="$1" target="$2" text="$3" bin="$4"
+    local source="$1" target="$2" text="$3" bin="$4" dictionary=(--joined-dictionary)
+    [[ "${5:-}" != separate ]] || dictionary=()
     rm -rf "$bin.tmp" "$bin"
     run_quietly "$STEPS/preprocess.log" "$PYTHON" -m fairseq_cli.preprocess \
-        --source-lang "$source" --target-lang "$target" --joined-dictionary \
+        --source-lang "$source" --target-lang "$target" "${dictionary[@]}" \
         --trainpref "$text/train" --validpref "$text/valid" --testpref "$text/test" \
         --destdir "$bin.tmp"
     mv "$bin.tmp" "$bin"

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import io
-import os
-import signal
-import socket
 import subprocess
 import sys
 import tarfile
-import threading
 from collections.abc import Iterator
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from prepares import SCRIPTS, read_tree, run_and_kill, run_script
+from servers import free_port, serve
 
-SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 
-import iwslt14  # noqa: E402
+from corpora import sets
+from corpora.iwslt import iwslt14
+from corpora.recipe import SPLITS
+from corpora.text import is_clean, read_lines, write_lines
 
+RECIPE = iwslt14(("de", "en"))
+MEMBERS = tuple(endings[0] for endings in RECIPE.homes[0].wanted)
+TRAIN_FILE = RECIPE.parts["train"][0].name
+TEST_FILES = [part.name for part in RECIPE.parts["test"]]
 STEPS = ("archive", "text", "codes", "subwords", "bin")
 TEST_SIZES = (5, 4, 3, 2, 1)
 TALKS, TALK_LENGTH = 20, 13
@@ -56,70 +58,19 @@ def make_test_file(part: int, size: int, language: str) -> list[str]:
 def write_archive(path: Path, left_out: tuple[str, ...] = ()) -> Path:
     """Writes the archive, perhaps without some of its files."""
     with tarfile.open(path, "w:gz") as tar:
-        for name in iwslt14.MEMBERS:
-            stem, language = name.removesuffix(".xml").rsplit(".", 1)
-            if stem == iwslt14.TRAIN_FILE:
+        for name in MEMBERS:
+            stem, language = name.removeprefix("de-en/").removesuffix(".xml").rsplit(".", 1)
+            if stem == TRAIN_FILE:
                 lines = [line for talk in range(TALKS) for line in make_talk(talk, language)]
             else:
-                part = iwslt14.TEST_FILES.index(stem)
+                part = TEST_FILES.index(stem)
                 lines = make_test_file(part, TEST_SIZES[part], language)
             content = "".join(line + "\n" for line in lines).encode()
-            member = tarfile.TarInfo(f"de-en/{name}")
+            member = tarfile.TarInfo(name)
             member.size = len(content)
             if name not in left_out:
                 tar.addfile(member, io.BytesIO(content))
     return path
-
-
-def make_environment() -> dict[str, str]:
-    """This interpreter, and no proxy before the test's own server."""
-    return {**os.environ, "IOT_PYTHON": sys.executable, "no_proxy": "localhost,127.0.0.1"}
-
-
-def run_script(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Runs the script from another folder."""
-    return subprocess.run(
-        ["bash", SCRIPTS / "prepare-iwslt14.sh", *map(str, arguments)],
-        env=make_environment(),
-        cwd="/",
-        capture_output=True,
-        text=True,
-    )
-
-
-def run_and_kill(step: str, *arguments: object) -> None:
-    """Runs the script and kills it and its children as soon as it has begun a step."""
-    run = subprocess.Popen(
-        ["bash", SCRIPTS / "prepare-iwslt14.sh", *map(str, arguments)],
-        env=make_environment(),
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert run.stdout is not None
-    assert any(line == f"{step} ...\n" for line in run.stdout)
-    os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
-
-
-def read_tree(folder: Path) -> dict[str, bytes]:
-    """The results under a folder: all but logs and work files."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and "work" not in path.parts and path.suffix != ".log"
-    }
-
-
-class Handler(SimpleHTTPRequestHandler):
-    """Serves a folder; the connection of an address ending in ``?short`` breaks off."""
-
-    def copyfile(self, source: io.BufferedIOBase, outputfile: io.BufferedIOBase) -> None:
-        content = source.read()
-        outputfile.write(content[:500] if self.path.endswith("?short") else content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Keeps quiet."""
 
 
 @pytest.fixture(scope="module")
@@ -133,17 +84,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[str]:
     """The address of a server of that folder."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with serve(folder) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def prepared(folder: Path) -> tuple[Path, str]:
     """The data set made from the archive on disk, and what the script printed."""
     out = folder / "data"
-    done = run_script("--archive", folder / "de-en.tgz", out)
+    done = run_script("iwslt14", "--archive", folder / "de-en.tgz", out)
     assert done.returncode == 0, done.stderr
     return out, done.stdout
 
@@ -163,7 +112,7 @@ def test_counts_are_printed_beside_the_papers(prepared: tuple[Path, str]):
 
 def test_text_follows_the_recipe(prepared: tuple[Path, str]):
     text = prepared[0] / "work" / "text"
-    train, valid, test = (iwslt14.read_lines(text / f"{split}.en") for split in iwslt14.SPLITS)
+    train, valid, test = (list(read_lines(text / f"{split}.en")) for split in SPLITS)
     # Titles and descriptions are sentences; odd line separators and capitals are gone.
     assert train[:2] == ["talk 0 a &amp; b", "ted-talk 0"]
     # A typographic apostrophe of the training text stays, full stops of abbreviations too.
@@ -172,7 +121,7 @@ def test_text_follows_the_recipe(prepared: tuple[Path, str]):
     # Talks 0 and 1 give 13 clean pairs each: the 23rd is the second talk's tenth.
     assert valid[0] == "this is the sentence of mr. m\u00fcller \u2019 s nr. 1 , 9 !"
     assert test[0] == "en teil 0 : it &apos;s &#91; 1 &#93;"
-    german = iwslt14.read_lines(text / "test.de")
+    german = list(read_lines(text / "test.de"))
     assert german[0] == "de teil 0 : it &apos; s &#91; 1 &#93;"
     parts = [line.split()[2] for line in german]
     assert parts == [str(part) for part, size in enumerate(TEST_SIZES) for _ in range(size)]
@@ -182,18 +131,18 @@ def test_subwords_join_to_the_text_again(prepared: tuple[Path, str]):
     out = prepared[0]
     results = read_tree(out)
     assert results["code"].startswith(b"#version")
-    for name in (f"{split}.{code}" for split in iwslt14.SPLITS for code in iwslt14.LANGUAGES):
+    for name in (f"{split}.{code}" for split in SPLITS for code in RECIPE.languages):
         joined = results[name].replace(b"@@ ", b"")
         assert joined == (out / "work" / "text" / name).read_bytes()
     assert results["bin/dict.de.txt"] == results["bin/dict.en.txt"]
-    for split in iwslt14.SPLITS:
-        assert {f"bin/{split}.de-en.{code}.bin" for code in iwslt14.LANGUAGES} < set(results)
+    for split in SPLITS:
+        assert {f"bin/{split}.de-en.{code}.bin" for code in RECIPE.languages} < set(results)
 
 
 def test_second_run_keeps_everything(folder: Path, prepared: tuple[Path, str]):
     out, printed = prepared
     before = read_tree(out)
-    again = run_script("--archive", folder / "de-en.tgz", out)
+    again = run_script("iwslt14", "--archive", folder / "de-en.tgz", out)
     assert again.stdout == printed.replace(" ...\n", ": done before, kept\n")
     assert read_tree(out) == before
 
@@ -201,11 +150,11 @@ def test_second_run_keeps_everything(folder: Path, prepared: tuple[Path, str]):
 def test_killed_run_from_a_server_goes_on(folder: Path, server: str, prepared: tuple[Path, str]):
     out = folder / "killed"
     arguments = ("--archive", f"{server}/de-en.tgz", out)
-    run_and_kill("codes", *arguments)
+    run_and_kill("codes", "iwslt14", *arguments)
     assert not (out / "code").exists()
     assert not (out / "bin").exists()
-    assert not (out / "work" / "de-en.tgz").exists()
-    again = run_script(*arguments)
+    assert not (out / "work" / "downloads").exists()
+    again = run_script("iwslt14", *arguments)
     assert again.returncode == 0, again.stderr
     assert again.stdout.startswith("archive: done before, kept\ntext: done before, kept\ncodes ...")
     assert read_tree(out) == read_tree(prepared[0])
@@ -214,11 +163,11 @@ def test_killed_run_from_a_server_goes_on(folder: Path, server: str, prepared: t
 def test_another_archive_is_not_mistaken_for_the_first(tmp_path: Path, prepared: tuple[Path, str]):
     out = tmp_path / "data"
     subprocess.run(["cp", "-a", prepared[0], out], check=True)
-    other = write_archive(tmp_path / "other.tgz", left_out=iwslt14.MEMBERS[2:4])
-    failed = run_script("--archive", other, out)
+    other = write_archive(tmp_path / "other.tgz", left_out=MEMBERS[2:4])
+    failed = run_script("iwslt14", "--archive", other, out)
     assert failed.returncode == 1
     assert failed.stderr == (
-        f"iwslt14.py unpack: {other} lacks de-en/IWSLT14.TED.dev2010.de-en.de.xml, "
+        f"prepare-iwslt14.sh: {other} lacks de-en/IWSLT14.TED.dev2010.de-en.de.xml, "
         "de-en/IWSLT14.TED.dev2010.de-en.en.xml\n"
     )
     assert not (out / "work" / "orig").exists()
@@ -228,7 +177,10 @@ def test_another_archive_is_not_mistaken_for_the_first(tmp_path: Path, prepared:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("FOLDER/none.tgz", "--archive must be a file or an address, but is 'FOLDER/none.tgz'"),
+        (
+            "FOLDER/none.tgz",
+            "--archive must be a file, a folder or an address, but is 'FOLDER/none.tgz'",
+        ),
         ("FOLDER/cut.tgz", "FOLDER/cut.tgz is no whole gzip tar (Compressed file ended"),
         ("FOLDER/flipped.tgz", "FOLDER/flipped.tgz is no whole gzip tar ("),
         ("FOLDER/text.tgz", "FOLDER/text.tgz is no whole gzip tar (Not a gzipped file"),
@@ -245,12 +197,9 @@ def test_error_is_one_line_and_leaves_no_result(
     (folder / "cut.tgz").write_bytes(whole[: len(whole) // 2])
     (folder / "flipped.tgz").write_bytes(whole[:-8] + bytes(4) + whole[-4:])
     (folder / "text.tgz").write_text("<html>gone</html>")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    for name, value in {"FOLDER": folder, "SERVER": server, "PORT": port}.items():
+    for name, value in {"FOLDER": folder, "SERVER": server, "PORT": free_port()}.items():
         source, message = source.replace(name, str(value)), message.replace(name, str(value))
-    failed = run_script("--archive", source, tmp_path / "out")
+    failed = run_script("iwslt14", "--archive", source, tmp_path / "out")
     assert failed.returncode == 1
     assert message in failed.stderr
     assert failed.stderr.count("\n") == 1
@@ -258,14 +207,9 @@ def test_error_is_one_line_and_leaves_no_result(
     assert all(path.name in (".lock", "de-en.tgz") for path in left)
 
 
-def test_public_archive_has_its_known_size(folder: Path, tmp_path: Path):
-    with pytest.raises(ValueError, match="must have 19982877 bytes, but has "):
-        iwslt14.unpack(folder / "de-en.tgz", tmp_path, 19_982_877)
-
-
 def test_other_counts_of_the_public_archive_are_an_error(prepared: tuple[Path, str]):
     with pytest.raises(ValueError, match="the counts differ from the paper's"):
-        iwslt14.compare_counts(prepared[0], strict=True)
+        list(sets.compare_counts(RECIPE, prepared[0], strict=True))
 
 
 def test_step_is_kept_until_something_it_rests_on_changes(tmp_path: Path):
@@ -304,16 +248,16 @@ def test_step_is_kept_until_something_it_rests_on_changes(tmp_path: Path):
     ],
 )
 def test_cleaning_bounds(german: int, english: int, clean: bool):
-    assert iwslt14.is_clean(("w " * german, "w " * english)) is clean
+    assert is_clean(("w " * german, "w " * english), RECIPE.limits) is clean
 
 
 def test_overlong_word_is_cleaned_away():
-    assert iwslt14.is_clean(("w" * 1000, "w"))
-    assert not iwslt14.is_clean(("w" * 1001, "w"))
+    assert is_clean(("w" * 1000, "w"), RECIPE.limits)
+    assert not is_clean(("w" * 1001, "w"), RECIPE.limits)
 
 
 def test_sides_of_unequal_length_are_named(tmp_path: Path):
     for code, lines in (("de", 3), ("en", 2)):
-        iwslt14.write_lines(tmp_path / f"{iwslt14.TRAIN_FILE}.{code}", ["x"] * lines)
-    with pytest.raises(ValueError, match=r"train.tags.de-en: 3 German sentences, but 2 English"):
-        iwslt14.write_text(tmp_path, tmp_path)
+        write_lines(tmp_path / f"{TRAIN_FILE}.{code}", ["x"] * lines)
+    with pytest.raises(ValueError, match=r"train.tags.de-en: 3 sentences in de, but 2 sen"):
+        sets.write_sets(RECIPE, tmp_path, tmp_path)

@@ -22,7 +22,8 @@ sys.path.insert(0, str(SCRIPTS))
 
 import ddtp  # noqa: E402
 import grammar_corpus  # noqa: E402
-import iwslt14  # noqa: E402
+from corpora import subwords  # noqa: E402
+from corpora.iwslt import iwslt14  # noqa: E402
 
 ENVIRONMENT = {**os.environ, "IOT_PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
 SIZES = {"train": 300, "valid": 20, "test": 45}  # 45: no multiple of 8
@@ -55,17 +56,18 @@ def data(tmp_path_factory) -> Path:
 def tokenised_data(tmp_path_factory) -> Path:
     """The corpus as the paper's IWSLT14: Moses tokens in lower case, subword-nmt's marks."""
     folder = tmp_path_factory.mktemp("tokenised")
-    text, subwords = folder / "text", folder / "subwords"
-    subwords.mkdir()
+    text, cut = folder / "text", folder / "subwords"
+    cut.mkdir()
     sets = {
         name: [(*(re.sub(r"([,.])", r" \1", side.lower()) for side in pair), kind)
                for *pair, kind in triples]
         for name, triples in grammar_corpus.build(SIZES, seed=1).items()
     }  # fmt: skip
     grammar_corpus.write(text, sets)
-    iwslt14.learn_codes(text, 100, folder / "code")
-    iwslt14.apply_codes(text, folder / "code", subwords)
-    return binarise(subwords, folder / "bin")
+    recipe = iwslt14(("de", "en"))
+    subwords.learn_all(recipe, text, 100, folder)
+    subwords.apply_codes(recipe, text, folder, cut)
+    return binarise(cut, folder / "bin")
 
 
 def command(script: str, *arguments: object, flags: str = "") -> list[str]:
