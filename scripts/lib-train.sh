@@ -224,6 +224,7 @@ train_main() {
     fi
     ! is_smoke || say "SMOKE RUN: made-up data, a tiny model: the figures below mean nothing."
     need_modules fairseq sacrebleu
+    [[ "${EVALUATION[*]-}" != *rouge* ]] || need_modules rouge_score
     take_data
     lock_folder "$OUT"
     check_settings

@@ -16,4 +16,5 @@ RECIPE=(
     --max-source-positions 8192 --max-target-positions 8192
 )
 DECODING=(--beam 5 --max-len-b 512)
+EVALUATION=(--metrics code)
 train_main "$@"

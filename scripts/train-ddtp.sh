@@ -18,5 +18,6 @@ RECIPE=(
     --lr-scheduler polynomial_decay --warmup-updates 1000
     --max-tokens 1000 --num-workers 0
 )
+EVALUATION=(--metrics bleu,chrf)
 for_pair() { PREPARE=("$PAIR"); }
 train_main "$@"

@@ -13,4 +13,5 @@ RECIPE=(
     --lr-scheduler inverse_sqrt --warmup-updates 4000 --warmup-init-lr 1e-7
     --max-tokens 4096 --update-freq 8
 )
+EVALUATION=(--metrics rouge)
 train_main "$@"

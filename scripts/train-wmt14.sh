@@ -15,4 +15,5 @@ RECIPE=(
 )
 AVERAGE=10
 DECODING=(--beam 4 --lenpen 0.6)
+EVALUATION=(--metrics compound,bleu)
 train_main "$@"

@@ -17,6 +17,13 @@ RECIPES = sorted(
     for path in SCRIPTS.glob("prepare-*.sh")
     if "SMOKE=1" in path.read_text()
 )
+# What a recipe prints beside BLEU, or in its place.
+FIGURES = {
+    "train-code.sh": ["corpus BLEU of tokens", "mean sentence BLEU of tokens", "exact match"],
+    "train-ddtp.sh": ["BLEU", "chrF"],
+    "train-gigaword.sh": ["ROUGE-1 F1", "ROUGE-2 F1", "ROUGE-L F1"],
+    "train-wmt14.sh": ["compound-split BLEU", "detokenised BLEU"],
+}
 
 
 @pytest.mark.parametrize("script", RECIPES)
@@ -37,6 +44,8 @@ def test_a_recipe_runs_from_the_archive_to_the_scores(script, tmp_path):
     assert f"fairseq data: {data}/bin\n" in text
     count = len((data / "test.en").read_text().splitlines())
     assert re.search(rf"^{count} sentences of test$", text, re.MULTILINE)
+    for figure in FIGURES.get(script, ["tokenised BLEU", "detokenised BLEU"]):
+        assert re.search(rf"^{figure} \d+\.\d\d  \(", text, re.MULTILINE), text
     shares = re.findall(r"(?:scf|csf|fcs) (\d+\.\d)%", text)
     assert sum(map(float, shares)) == pytest.approx(100, abs=0.2)
     averages = re.search(r"AVERAGE=[1-9]", (SCRIPTS / script).read_text()) is not None
