@@ -127,7 +127,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         if len(orders) == 1 and self.smoothing == "weighted":
             return super().forward(model, sample, reduce)
         features, choice = model(**sample["net_input"], features_only=True, every_order=True)
-        self._check_orders_run(model, choice["ran"])
+        self._check_orders_run(model)
         target = sample["target"][:, self.ignore_prefix_size :]
         features = features[:, :, self.ignore_prefix_size :]
         projection, ran = choice["projection"], choice["ran"]
@@ -135,19 +135,25 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
             "weighted": objective.weighted_coefficients,
             "released": objective.released_coefficients,
         }[self.smoothing](choice["weights"], self.eps, len(projection))
-        # so that the expectation over the orders drawn for a step is the sum over all of them
-        scale = len(orders) / len(ran)
-        loss, nll, _, apart, likelihood = objective.weighed_losses(
+        # so that the expectation over the orders drawn for a sentence is the sum over all of them
+        scale = len(orders) / ran.size(1)
+        on_target, on_all = (scale * each.gather(-1, ran) for each in coefficients)
+        pairs = _pairs(len(orders)) / _pairs(ran.size(1))
+        loss, nll, total, apart, likelihood = objective.weighed_losses(
             features,
             projection,
             target,
             self.padding_idx,
-            *(scale * coefficient[:, ran] for coefficient in coefficients),
-            self.consistency * _pairs(len(orders)) / _pairs(len(ran)),
+            on_target,
+            on_all,
+            self.consistency * pairs,
         )
+        lengths = target.ne(self.padding_idx).sum(dim=-1)
+        if ran.size(1) < len(orders):
+            for weights, sums in ((on_target, nll), (on_all, total)):
+                loss = loss - objective.common_part(weights, sums, lengths)
         if not model.training:
             loss = likelihood  # as under R-Drop, whose term is of training alone
-        lengths = target.ne(self.padding_idx).sum(dim=-1)
         terms = self._terms(choice, nll, lengths)
         ntokens = sample["ntokens"]
         for name, term in terms.items():
@@ -157,7 +163,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         sample_size = len(target) if self.sentence_avg else ntokens
         log = {
             "loss": loss.detach(),
-            "nll_loss": scale * (choice["weights"][:, ran] * nll).sum().detach(),
+            "nll_loss": scale * (choice["weights"].gather(-1, ran) * nll).sum().detach(),
             "likelihood": likelihood,
             "ntokens": ntokens,
             "nsentences": len(target),
@@ -166,8 +172,8 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         }
         log.update({name: term.detach() * ntokens for name, term in terms.items()})
         if self.consistency > 0:
-            log["consistency"] = apart.sum() * _pairs(len(orders)) / _pairs(len(ran))
-        log.update(_order_log(orders, choice, nll, lengths.sum()))
+            log["consistency"] = apart.sum() * pairs
+        log.update(_order_log(orders, choice, nll, lengths))
         if self.report_accuracy:
             log.update(self._accuracy(features, projection, target, choice))
         taken = torch.tensor(model.pairs, device=target.device)[choice["chosen"]].unbind(dim=1)
@@ -175,12 +181,12 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
             self.watches[side](numbers, getattr(model, f"{side}_orders"), model.training)
         return loss, sample_size, log
 
-    def _check_orders_run(self, model, ran: list[int]) -> None:
+    def _check_orders_run(self, model) -> None:
         """
         Raises:
-            ValueError: a step runs too few decoder orders for a term that compares orders.
+            ValueError: too few decoder orders run for a term that compares orders.
         """
-        drawn, num_orders = len({model.pairs[pair][1] for pair in ran}), len(model.decoder_orders)
+        drawn, num_orders = model.orders_per_step, len(model.decoder_orders)
         weights = {
             "classification": self.coefficients["classification"],
             "consistency": self.consistency,
@@ -191,7 +197,8 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
                     f"--iot-orders-per-step must be 2 or more with --iot-{name} above 0, but is "
                     "1 instead: an order alone has nothing to be compared with"
                 )
-        if drawn < num_orders and len(ran) > drawn and self.consistency > 0:
+        drawn_unalike = drawn < num_orders and len(model.pairs) > num_orders
+        if drawn_unalike and self.consistency > 0:
             raise ValueError(
                 f"--iot-orders-per-step must be {num_orders}, all of them, with --iot-consistency "
                 f"and several encoder orders, but is {drawn} instead: pairs are not drawn alike"
@@ -206,7 +213,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
             terms[f"{prefix}exploration"] = objective.exploration(of_side.log_probs)
             terms[f"{prefix}exploitation"] = objective.exploitation(of_side.clamped_log_probs)
         # among those that ran: with fewer than all, given that the best is one of them
-        log_probs = F.log_softmax(choice["log_probs"][:, choice["ran"]], dim=-1)
+        log_probs = F.log_softmax(choice["log_probs"].gather(-1, choice["ran"]), dim=-1)
         terms["classification"] = objective.classification(
             log_probs, nll, lengths, self.temperature
         )
@@ -216,7 +223,7 @@ class IotLabelSmoothedCrossEntropyCriterion(LabelSmoothedCrossEntropyCriterion):
         self, features: Tensor, projection: Tensor, target: Tensor, choice: dict
     ) -> dict[str, Tensor]:
         """Tokens that the chosen order got right, where it ran, for --report-accuracy."""
-        found = choice["chosen"].unsqueeze(1).eq(torch.tensor(choice["ran"]).to(target))
+        found = choice["chosen"].unsqueeze(1).eq(choice["ran"])
         ran, place = found.max(dim=-1)
         states = features[place, torch.arange(len(target), device=target.device)]
         right = F.linear(states, projection).argmax(dim=-1).eq(target)
@@ -264,29 +271,30 @@ def _pairs(number: int) -> float:
 
 
 def _order_log(
-    orders: tuple[str, ...], choice: dict, nll: Tensor, ntokens: Tensor
+    orders: tuple[str, ...], choice: dict, nll: Tensor, lengths: Tensor
 ) -> dict[str, Tensor]:
     """Sums over the batch that show the choice; one scalar and one constant key per figure, and
     how many tokens stand behind those that not every step measures."""
-    probs = choice["log_probs"].detach().exp().sum(dim=0)
+    log_probs, ran = choice["log_probs"].detach(), choice["ran"]
+    probs = log_probs.exp().sum(dim=0)
     counts = F.one_hot(choice["chosen"], len(orders)).sum(dim=0).to(probs)
-    none = torch.zeros_like(ntokens)
     log = {
-        "entropy": objective.entropy(choice["log_probs"].detach()).sum(),
+        "entropy": objective.entropy(log_probs).sum(),
         "regret": probs.new_zeros(()),
-        "tokens_compared": none,
+        "tokens_compared": torch.zeros_like(lengths.sum()),
     }
-    if len(choice["ran"]) == len(orders):
+    if ran.size(1) == len(orders):
         of_chosen = nll.gather(-1, choice["chosen"].unsqueeze(-1)).squeeze(-1)
         log["regret"] = (of_chosen - nll.min(dim=-1).values).sum()
-        log["tokens_compared"] = ntokens
+        log["tokens_compared"] = lengths.sum()
+    nll, tokens = (
+        x.new_zeros(log_probs.shape).scatter(-1, ran, x).sum(dim=0)
+        for x in (nll, lengths.unsqueeze(-1).expand_as(ran))
+    )
     for number, order in enumerate(orders):
         log[f"share_{order}"] = counts[number]
         log[f"prob_{order}"] = probs[number]
-        log[f"nll_{order}"], log[f"tokens_{order}"] = probs.new_zeros(()), none
-    for place, number in enumerate(choice["ran"]):
-        order = orders[number]
-        log[f"nll_{order}"], log[f"tokens_{order}"] = nll[:, place].sum(), ntokens
+        log[f"nll_{order}"], log[f"tokens_{order}"] = nll[number], tokens[number]
     return log
 
 

@@ -136,17 +136,17 @@ class IotModel:
         """
         Args:
             src_tokens, src_lengths, prev_output_tokens: `(B, S)`, `(B,)`, `(B, T)`.
-            every_order: run under all `P` pairs of orders, in training under those drawn for the
-                step (what the criterion asks for).
+            every_order: run under all `P` pairs of orders, in training under those drawn for each
+                sentence (what the criterion asks for).
             others: as in fairseq.
 
         Returns:
             As fairseq, each sentence under its own orders. With `every_order` logits
             `(N, B, T, V)` (with `features_only` states `(N, B, T, C)`), and a dictionary with
-            ``ran``, the numbers of the `N` pairs that they are of; ``log_probs`` and ``weights`` of
-            all the pairs, each `(B, P)`; ``chosen`` `(B,)`; ``predictions``, by side of the model,
-            where it has a choice; ``tau``; and ``projection``, which makes logits of states,
-            `(V, C)`.
+            ``ran``, the numbers of the pairs that each sentence ran under, `(B, N)`; ``log_probs``
+            and ``weights`` of all the pairs, each `(B, P)`; ``chosen`` `(B,)`; ``predictions``, by
+            side of the model, where it has a choice; ``tau``; and ``projection``, which makes
+            logits of states, `(V, C)`.
         """
         if every_order:
             return self._every_order(src_tokens, src_lengths, prev_output_tokens, features_only)
@@ -185,9 +185,11 @@ class IotModel:
             )
         encode = self.encoder if len(self.encoder_orders) == 1 else self.encoder.under_each
         encoder_out = encode(src_tokens, src_lengths)
-        drawn = self._draw_orders() if self.training else range(len(self.decoder_orders))
-        ran = [number for number, (_, second) in enumerate(self.pairs) if second in drawn]
-        outputs = self._hold_dropped(self._decode_pairs(prev_output_tokens, encoder_out, ran))
+        ran = self._draw_pairs(src_tokens)
+        decode = self._decode_all
+        if self.encoder.tied or ran.size(1) < len(self.pairs):
+            decode = self._decode_rows
+        outputs = self._hold_dropped(decode(prev_output_tokens, encoder_out, ran))
         if not features_only:
             outputs = self.decoder.output_layer(outputs)
         # a view, so that torch's DDP finds the parameter in the graph of what we return
@@ -195,37 +197,51 @@ class IotModel:
         choice = self._weigh_orders(encoder_out, len(src_tokens))
         return outputs, {**choice, "ran": ran, "projection": projection.view_as(projection)}
 
-    def _decode_pairs(
-        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, ran: list[int]
+    def _decode_all(
+        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, ran: Tensor
     ) -> Tensor:
-        """States under these pairs, `(N, B, T, C)`; the encoder's output is of `M B` sentences."""
-        pairs = [self.pairs[number] for number in ran]
-        size = len(prev_output_tokens)
-        if self.encoder.tied:
-            sentence = torch.arange(size, device=prev_output_tokens.device)
-            rows = torch.cat([first * size + sentence for first, _ in pairs])
-            encoder_out = self.encoder.reorder_encoder_out(encoder_out, rows)
-            seconds = sentence.new_tensor([second for _, second in pairs]).repeat_interleave(size)
-            encoder_out = {**encoder_out, "decoder_order": [seconds]}
-            tokens = prev_output_tokens.repeat(len(pairs), 1)
-            return self.decoder.extract_features(tokens, encoder_out)[0].unflatten(0, (-1, size))
-        orders = tuple(dict.fromkeys(self.decoder_orders[second] for _, second in pairs))
+        """States of all sentences under all pairs, `(N, B, T, C)`; the encoder's output is of `M B`
+        sentences."""
         tokens = prev_output_tokens.repeat(len(self.encoder_orders), 1)
-        states = self.decoder.under_each(tokens, encoder_out, orders)
+        states = self.decoder.under_each(tokens, encoder_out, self.decoder_orders)
         # (K, M B, T, C) as (M K, B, T, C)
-        return states.unflatten(1, (-1, size)).transpose(0, 1).flatten(0, 1)
+        return states.unflatten(1, (-1, len(ran))).transpose(0, 1).flatten(0, 1)
 
-    def _draw_orders(self) -> tuple[int, ...]:
-        """The numbers of the orders that this training step runs.
+    def _decode_rows(
+        self, prev_output_tokens: Tensor, encoder_out: EncoderOut, ran: Tensor
+    ) -> Tensor:
+        """States of each sentence under its own pairs, `(N, B, T, C)`: each in a row of its own, as
+        in decoding."""
+        size, number = ran.shape
+        firsts, seconds = ran.new_tensor(self.pairs)[ran.t().flatten()].unbind(dim=-1)
+        sentences = torch.arange(size, device=ran.device).repeat(number)
+        # predicted before the encoder runs: of each sentence once, and nothing that a decoder needs
+        encoder_out = {
+            key: encoder_out[key] for key in encoder_out.keys() - {"encoder_order_logits"}
+        }
+        encoder_out = self.encoder.reorder_encoder_out(encoder_out, firsts * size + sentences)
+        encoder_out["decoder_order"] = [seconds]
+        tokens = prev_output_tokens.repeat(number, 1)
+        return self.decoder.extract_features(tokens, encoder_out)[0].unflatten(0, (number, size))
+
+    def _draw_pairs(self, src_tokens: Tensor) -> Tensor:
+        """The numbers of the pairs under which each sentence runs, `(B, N)`, rising: all, or in
+        training those of the decoder orders that are drawn for it, under every encoder order.
 
         fairseq seeds torch anew at every update, alike on every process, and a seed stays known
-        whatever was drawn since: so all micro-batches and processes draw alike, and a resumed run
-        draws what an unbroken one would."""
-        num_orders = len(self.decoder_orders)
-        if self.orders_per_step == num_orders:
-            return tuple(range(num_orders))
+        whatever was drawn since: so all micro-batches and processes draw alike, sentence by
+        sentence, and a resumed run draws what an unbroken one would."""
+        size, num_orders = len(src_tokens), len(self.decoder_orders)
+        if not self.training or self.orders_per_step == num_orders:
+            every = torch.arange(len(self.pairs), device=src_tokens.device)
+            return every.expand(size, -1)
         generator = np.random.default_rng((torch.initial_seed(), self.num_updates))
-        return tuple(sorted(generator.choice(num_orders, self.orders_per_step, False).tolist()))
+        shuffled = generator.random((size, num_orders)).argsort(axis=1)
+        drawn = np.sort(shuffled[:, None, : self.orders_per_step])
+        # pairs are numbered by their encoder orders first, tied ones by their decoder orders alone
+        starts = range(0, len(self.pairs), num_orders)
+        numbers = (np.array(starts)[:, None] + drawn).reshape(size, -1)
+        return torch.from_numpy(numbers).to(src_tokens.device)
 
     def _weigh_orders(self, encoder_out: EncoderOut, num_sentences: int) -> dict:
         """Probabilities and weights: Gumbel-softmax in training, else all on the chosen pair."""

@@ -170,6 +170,25 @@ def weighed_losses(
     return value, nll, total, apart.squeeze(1), likelihood
 
 
+def common_part(weights: Tensor, sums: Tensor, lengths: Tensor) -> Tensor:
+    """0, with a gradient for the weights: to be taken from the likelihood of some of the orders.
+
+    A predictor that learnt from these losses as they are would be moved most by which orders were
+    drawn. So it learns from how far they lie from what the other sentences of the batch let expect:
+    their mean per token times the sentence's length. In the mean over the draws this changes no
+    gradient, since the weights of all orders sum to 1 and sentences draw independently.
+
+    Args:
+        weights: of the `N` orders that each sentence ran under, `(B, N)`.
+        sums: what they weigh, sums over each sentence's tokens, `(B, N)`.
+        lengths: target tokens of each sentence, `(B,)`.
+    """
+    means = sums.mean(dim=-1)
+    of_others, tokens = means.sum() - means, lengths.sum() - lengths
+    expected = of_others / tokens.clamp_min(1) * lengths
+    return ((weights - weights.detach()) * expected.unsqueeze(-1)).sum()
+
+
 def weighted_coefficients(
     weights: Tensor, smoothing: float, vocabulary: int
 ) -> tuple[Tensor, Tensor]:

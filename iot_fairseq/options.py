@@ -59,8 +59,9 @@ class IotConfig(FairseqDataclass):
     iot_orders_per_step: Optional[int] = field(  # noqa: UP045  (argparse cannot call X | None)
         default=None,
         metadata={
-            "help": "orders that a training step runs, drawn anew at each step out of all K; the "
-            "likelihood is scaled so that its expectation is that of all (default: all)"
+            "help": "orders that a sentence runs under in a training step, drawn out of all K for "
+            "each anew; the likelihood is scaled so that its expectation is that of all (default: "
+            "all)"
         },
     )
     iot_force_decoder_order: Optional[str] = field(  # noqa: UP045  (argparse cannot call X | None)

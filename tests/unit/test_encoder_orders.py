@@ -211,9 +211,16 @@ def test_fewer_decoder_orders_per_step_run_under_every_encoder_order():
     model = build("sf,fs", "scf,csf,fcs", iot_orders_per_step=2).train()
     torch.manual_seed(3)
     states, choice = model(**random_batch()["net_input"], every_order=True, features_only=True)
-    assert len(states) == len(choice["ran"]) == 4
-    seconds = [model.pairs[number][1] for number in choice["ran"]]
-    assert seconds[:2] == seconds[2:]
+    assert len(states) == choice["ran"].size(1) == 4
+    for numbers in choice["ran"].tolist():
+        firsts, seconds = zip(*(model.pairs[number] for number in numbers), strict=True)
+        assert firsts == (0, 0, 1, 1)
+        assert seconds[:2] == seconds[2:]
+    every = build("sf,fs", "scf,csf,fcs").train()(
+        **random_batch()["net_input"], every_order=True, features_only=True
+    )[0]
+    want = torch.stack([every[n, row] for row, n in enumerate(choice["ran"])], dim=1)
+    torch.testing.assert_close(states, want, rtol=0, atol=2e-5)
 
 
 # ---------------------------------------------------------------- each sentence under its own
