@@ -1,12 +1,13 @@
 """Transformers whose structure adapts to the input, as a fairseq plugin.
 
-Importing this package registers its model, criterion and task with fairseq and makes fairseq's
-checkpoints load under torch's safe loading.
+Importing this package registers its models, criterion and task with fairseq, makes fairseq's
+checkpoints load under torch's safe loading, and lets its commands train under torchrun.
 """
 
-from . import checkpoints
+from . import checkpoints, processes
 
 checkpoints.heal_fairseq()
+processes.heal_processes()
 
 from . import criterion, lightconv, model, task  # noqa: E402, F401  (they register themselves)
 from .lightconv import IotDynamicConvModel, IotLightConvModel  # noqa: E402

@@ -20,6 +20,7 @@
 # finds it in PAIR; prepare-NAME.sh is told the pair by the words of the array PREPARE.
 
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+source "$(dirname "${BASH_SOURCE[0]}")/lib-processes.sh"
 
 SYSTEM="" PAIR="" DATA="" OUT="" SEED=1 ORDERS=0,3,5 AVERAGE=0 DRY_RUN="" EXTRA=()
 PAIRS=() PAIR_OPTION=--pair PREPARE=() ALPHA=1 DECODING=(--beam 5) EVALUATION=()
@@ -54,6 +55,7 @@ from its last checkpoint; what is finished is kept and shown again. SYSTEM is
   --seed N        seed of the run                (default $SEED)
   --orders LIST   decoder orders of IOT          (default $ORDERS)
   --average N     evaluate the mean of the last N epochs; 0: the best one  (default $AVERAGE)
+$PROCESSES_HELP
   --dry-run       print the training command and stop
   -h, --help      this text
 
@@ -62,14 +64,16 @@ to the scores, in data/smoke and runs/smoke: it shows that all parts work, and n
 TEXT
 }
 
-# Reads the command line into SYSTEM, PAIR, DATA, OUT, SEED, ORDERS, AVERAGE, DRY_RUN and EXTRA.
+# Reads the command line into SYSTEM, PAIR, DATA, OUT, SEED, ORDERS, AVERAGE, DRY_RUN and EXTRA, and
+# into what lib-processes.sh has.
 read_options() {
     while (($#)); do
         case "$1" in
             -h | --help) usage && exit 0 ;;
             baseline | rdrop | iot | iot-consistency) SYSTEM="$1" ;;
             --dry-run) DRY_RUN=1 ;;
-            "$PAIR_OPTION" | --data | --out | --seed | --orders | --average)
+            "$PAIR_OPTION" | --data | --out | --seed | --orders | --average | --processes | --nodes | \
+                --node-rank | --rendezvous)
                 (($# > 1)) || die "$1 needs a value"
                 case "$1" in
                     "$PAIR_OPTION") PAIR="$2" ;;
@@ -78,6 +82,10 @@ read_options() {
                     --seed) SEED="$2" ;;
                     --orders) ORDERS="$2" ;;
                     --average) AVERAGE="$2" ;;
+                    --processes) PROCESSES="$2" ;;
+                    --nodes) NODES="$2" ;;
+                    --node-rank) NODE="$2" ;;
+                    --rendezvous) RENDEZVOUS="$2" ;;
                 esac
                 shift
                 ;;
@@ -94,6 +102,7 @@ read_options() {
         "(see --help)"
     [[ "$AVERAGE" =~ ^(0|[1-9][0-9]{0,3})$ ]] ||
         die "--average must be a whole number, 0 or more, but is '$AVERAGE'"
+    check_processes
 }
 
 is_known_pair() {
@@ -141,20 +150,25 @@ set_system_flags() {
     esac
 }
 
-# COMMAND: the whole training. Stock systems run in our package too, whose import makes fairseq
-# load checkpoints under today's torch, and in our task, which drops no sentence.
+# COMMAND: the whole training, started by START. Stock systems run in our package too, whose import
+# makes fairseq load checkpoints under today's torch, and in our task, which drops no sentence.
+# Without its world size fairseq takes all GPUs that there are, each with the whole batch.
 set_command() {
     local keep=--no-epoch-checkpoints
     ((AVERAGE == 0)) || keep="--keep-last-epochs=$AVERAGE"
     set_system_flags
-    COMMAND=("$PYTHON" -m fairseq_cli.train "$DATA" --user-dir "$ROOT/iot_fairseq"
+    COMMAND=(-m fairseq_cli.train "$DATA" --user-dir "$ROOT/iot_fairseq"
         --save-dir "$OUT" --seed "$SEED" "$keep" --log-format json --log-interval 50
-        --task iot_translation "${SYSTEM_FLAGS[@]}" "${RECIPE[@]}" "${BUDGET[@]}" "${EXTRA[@]}")
+        --task iot_translation --distributed-world-size "$(count_processes)"
+        "${SYSTEM_FLAGS[@]}" "${RECIPE[@]}" "${BUDGET[@]}")
+    set_share "$(value_of --max-tokens)" "$(value_of --update-freq 1)"
+    COMMAND+=("${SHARE[@]}" "${EXTRA[@]}")
+    set_start
 }
 
-# The value that FLAG has in COMMAND, where the last one counts.
+# The value that FLAG has in COMMAND, where the last one counts; DEFAULT where there is none.
 value_of() {
-    local i value=""
+    local i value="${2-}"
     for ((i = 0; i < ${#COMMAND[@]}; i++)); do
         [[ "${COMMAND[i]}" == "$1" ]] && value="${COMMAND[i + 1]-}"
     done
@@ -164,9 +178,9 @@ value_of() {
 # A folder holds one run: going on with other settings would mix two.
 check_settings() {
     local file="$OUT/settings.txt"
-    # The first eight words are paths, which may move; the dictionaries tell the data. How many
+    # The first seven words are paths, which may move; the dictionaries tell the data. How many
     # epochs are kept changes no weight.
-    printf '%s\n' "${COMMAND[@]:8}" "$(cat "$DATA"/dict.*.txt | cksum)" |
+    printf '%s\n' "${COMMAND[@]:7}" "$(cat "$DATA"/dict.*.txt | cksum)" |
         sed '/^--keep-last-epochs=/d' >"$file.new"
     if [[ -e "$file" ]] && ! cmp -s "$file" "$file.new"; then
         die "$OUT holds a run with other settings (compare settings.txt and settings.txt.new" \
@@ -196,8 +210,21 @@ train() {
     rm -f "$OUT"/averaged*.pt
     epochs="$(value_of --max-epoch)" updates="$(value_of --max-update)"
     "$PYTHON" "$ROOT/scripts/progress.py" --title "Training $SYSTEM" --log "$OUT/train.log" \
-        ${epochs:+--epochs "$epochs"} ${updates:+--updates "$updates"} -- "${COMMAND[@]}"
+        ${epochs:+--epochs "$epochs"} ${updates:+--updates "$updates"} -- "${START[@]}" "${COMMAND[@]}" ||
+        die "not finished$([[ ! -e "$OUT/checkpoint_last.pt" ]] ||
+            echo ": the same command goes on from $OUT/checkpoint_last.pt")"
     touch "$OUT/finished"
+}
+
+# On any machine but the first: its share of the training, which the first one watches over.
+train_beside() {
+    mkdir -p "$OUT"
+    if [[ -e "$OUT/finished" ]]; then
+        say "Trained before: $OUT"
+        return
+    fi
+    "$PYTHON" "$ROOT/scripts/progress.py" --title "Training $SYSTEM, machine $NODE" \
+        --log "$OUT/train-machine$NODE.log" -- "${START[@]}" "${COMMAND[@]}"
 }
 
 # MODEL: what is evaluated.
@@ -218,7 +245,7 @@ train_main() {
     ! is_smoke || make_smoke_recipe
     set_command
     if [[ -n "$DRY_RUN" ]]; then
-        printf '%q ' "${COMMAND[@]}"
+        printf '%q ' "${START[@]}" "${COMMAND[@]}"
         echo
         return
     fi
@@ -226,6 +253,11 @@ train_main() {
     need_modules fairseq sacrebleu
     [[ "${EVALUATION[*]-}" != *rouge* ]] || need_modules rouge_score
     take_data
+    check_share "$DATA" "$(value_of --max-tokens)"
+    if ! is_first_node; then
+        train_beside
+        return
+    fi
     lock_folder "$OUT"
     check_settings
     train

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 from pathlib import Path
 
@@ -10,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from commands import load, same, train
-from fairseq.models import distributed_fairseq_model
 from fairseq.trainer import Trainer
 from fairseq_cli import train as fairseq_train
 from helpers import build_criterion, build_model, build_task, gradients, random_batch, randomize
@@ -95,7 +95,8 @@ CONVOLUTION = {
 def one_of_two(
     rank: int, port: int, data: Path, folder: Path, backend: str, quiet: bool, flags: dict
 ) -> None:
-    """One of two processes of a training: saves its weights and the noise it drew."""
+    """One of two processes of a training, as torchrun starts them: saves its weights and the noise
+    it drew."""
     trainers, noise, weigh = [], [], choice_module.gumbel_weights
 
     class Kept(Trainer):
@@ -103,28 +104,22 @@ def one_of_two(
             super().__init__(*args, **kwargs)
             trainers.append(self)
 
-    def on_cpu(device_ids, output_device, **kwargs):
-        """fairseq names a GPU for c10d, which on a CPU is an error."""
-        return torch.nn.parallel.DistributedDataParallel(**kwargs)
-
     def weigh_and_keep(log_probs, drawn, tau):
         noise.append(drawn)
         return weigh(log_probs, torch.zeros_like(drawn) if quiet else drawn, tau)
 
     fairseq_train.Trainer = Kept
-    distributed_fairseq_model.DistributedDataParallel = on_cpu
     choice_module.gumbel_weights = weigh_and_keep
-    output = train(
-        data,
-        folder,
-        **flags,
-        ddp_backend=backend,
-        distributed_world_size=2,
-        distributed_rank=rank,
-        distributed_init_method=f"tcp://127.0.0.1:{port}",
-        distributed_backend="gloo",
-        distributed_no_spawn=True,
+    os.environ.update(
+        TORCHELASTIC_RUN_ID="none",
+        RANK=str(rank),
+        LOCAL_RANK=str(rank),
+        WORLD_SIZE="2",
+        LOCAL_WORLD_SIZE="2",
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
     )
+    output = train(data, folder, **flags, ddp_backend=backend)
     losses = [line["loss"] for line in output.stats("train_inner")]
     weights = trainers[0].model.state_dict()
     torch.save({"model": weights, "noise": noise, "losses": losses}, folder / f"rank{rank}.pt")

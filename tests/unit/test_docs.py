@@ -51,7 +51,12 @@ def commands(name: str) -> list[list[str]]:
     return [words[1:] for words in COMMANDS if words[0] == name]
 
 
-@pytest.mark.parametrize("words", commands("fairseq-train"))
+def under_torchrun() -> list[list[str]]:
+    """fairseq-train's own words in commands of torchrun."""
+    return [words[words.index("fairseq_cli.train") + 1 :] for words in commands("torchrun")]
+
+
+@pytest.mark.parametrize("words", commands("fairseq-train") + under_torchrun())
 def test_training_commands_parse(words):
     args = options.parse_args_and_arch(options.get_training_parser(), words)
     assert args.task == "iot_translation"
@@ -107,6 +112,7 @@ def test_pruning_commands_parse(words):
 def test_every_command_is_known():
     known = {"fairseq-train", "fairseq-generate", "bash", "pip", "python"}
     known |= {"iot-average", "iot-convert", "iot-prune", "iot-report", "iot-compare"}
+    known |= {"torchrun", "sbatch"}
     assert {words[0] for words in COMMANDS} == known
     for words in commands("bash"):
         assert (ROOT / words[0]).is_file()
@@ -167,7 +173,7 @@ def test_every_recipe_is_in_the_table():
 
 
 def test_files_named_in_the_readme_exist():
-    files = r"(?:scripts|configs|docs)/[\w.-]+\.(?:sh|py|txt|yaml|md)"
+    files = r"(?:scripts|configs|docs)/[\w.-]+\.(?:sh|py|txt|yaml|md|sbatch)"
     named = set(re.findall(files, README + EXPERIMENTS + DATASETS))
     assert len(named) >= 9
     named |= set(re.findall(r"!\[.*?\]\((.*?)\)", README))
