@@ -173,11 +173,13 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 def main(arguments: list[str] | None = None) -> None:
     """The command."""
     args = parse_arguments(arguments)
-    logging.disable(logging.INFO)  # fairseq's, on every file that it reads
+    logging.disable(logging.INFO)  # fairseq's, on every file that it reads; matplotlib's
     try:
         with torch.no_grad(), warnings.catch_warnings(), quiet_sacrebleu():
             warnings.simplefilter("ignore", UserWarning)  # hydra's, on how fairseq uses it
             found, scorer = measure(args)
+            if args.plot is not None:
+                draw(args.depths, found, args.side, args.plot)
     except (OSError, ValueError) as error:
         sys.exit(f"depths.py: {error}")
     finally:
@@ -190,7 +192,6 @@ def main(arguments: list[str] | None = None) -> None:
     print(tabulate(rows, headers=[f"{args.side} layers", *names], disable_numparse=True))
     print(scorer.signature)
     if args.plot is not None:
-        draw(args.depths, found, args.side, args.plot)
         print(f"Picture: {args.plot}")
 
 
