@@ -16,6 +16,7 @@ from fairseq.models.transformer import transformer_legacy as stock
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from . import hub
 from .choice import Predict, Prediction, of_pairs
 from .decoder import OrderedDecoder, OrderedTransformerDecoder
 from .encoder import EncoderOut, OrderedEncoder, OrderedTransformerEncoder
@@ -116,6 +117,29 @@ class IotModel:
             no_encoder_attn=getattr(args, "no_cross_attention", False),
             stock_encoder=orders_of(args, "encoder") == (STOCK_ENCODER_ORDER,),
         )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model_name_or_path: str,
+        checkpoint_file: str = "checkpoint_best.pt",
+        data_name_or_path: str = ".",
+        **options,
+    ) -> "hub.IotHub":
+        """A trained model for plain sentences.
+
+        Args:
+            model_name_or_path: the folder of its checkpoints.
+            checkpoint_file: which of them; several with colons between them.
+            data_name_or_path: folder of the dictionaries and of the record of the text, where that
+                of the checkpoints does not hold them.
+            options: fairseq's, with underscores, over those of the training (``bpe``,
+                ``iot_force_decoder_order``...).
+
+        Raises:
+            ValueError: there are no dictionaries, or the record of the text is broken.
+        """
+        return hub.load(cls, model_name_or_path, checkpoint_file, data_name_or_path, **options)
 
     def set_num_updates(self, num_updates: int) -> None:
         """Told by fairseq at every step, and when training is resumed."""

@@ -1,26 +1,42 @@
 """The task: fairseq's translation, with no sentence ever dropped."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from fairseq import utils
 from fairseq.criterions import FairseqCriterion
 from fairseq.data import BaseWrapperDataset, FairseqDataset
+from fairseq.dataclass import ChoiceEnum
 from fairseq.models import BaseFairseqModel
 from fairseq.search import DiverseBeamSearch
 from fairseq.tasks import register_task
 from fairseq.tasks.translation import TranslationConfig, TranslationTask
+from torch import LongTensor
 from torch.cuda import is_available as cuda_is_available
+
+from .text import Plain, PlainLines, read_record
 
 # The batch for predicting orders where neither --max-tokens nor --batch-size is given.
 DEFAULT_MAX_TOKENS = 12000
+TOO_LONG = ("error", "cut")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
 class IotTranslationConfig(TranslationConfig):
-    """Options of fairseq's translation task; there are none of ours."""
+    """Options of fairseq's translation task and of ours."""
+
+    iot_too_long: ChoiceEnum(TOO_LONG) = field(
+        default="error",
+        metadata={
+            "help": "what fairseq-interactive does with a line longer than the model takes: end, "
+            "naming it, or cut it and say so"
+        },
+    )
 
 
 @register_task("iot_translation", dataclass=IotTranslationConfig)
@@ -35,6 +51,60 @@ class IotTranslationTask(TranslationTask):
     def __init__(self, cfg: IotTranslationConfig, src_dict, tgt_dict) -> None:
         super().__init__(cfg, src_dict, tgt_dict)
         self.whole_datasets: dict[FairseqDataset, WholeDataset] = {}
+        self.longest_source = cfg.max_source_positions
+        self.lines_read = 0
+
+    @classmethod
+    def setup_task(cls, cfg: IotTranslationConfig, **kwargs) -> "IotTranslationTask":
+        """As fairseq; a folder of checkpoints with the record of its text (see `text`) stands for
+        the data.
+
+        Raises:
+            ValueError: the record is broken.
+        """
+        record = read_record(utils.split_paths(cfg.data)[0]) if cfg.data else None
+        if record is not None and cfg.source_lang is None and cfg.target_lang is None:
+            cfg.source_lang, cfg.target_lang = record.pair
+        return super().setup_task(cfg, **kwargs)
+
+    def plain_text(self, kind: type[Plain] = Plain) -> Plain | None:
+        """What cuts plain text as the data were cut; None where there is no record of it.
+
+        Raises:
+            ValueError: the record does not fit these languages, or a file or package is missing.
+        """
+        record = read_record(utils.split_paths(self.cfg.data)[0])
+        return record and kind(record, self.cfg.source_lang, self.cfg.target_lang)
+
+    def build_tokenizer(self, args):
+        """As fairseq."""
+        self.tokenizer_given = super().build_tokenizer(args)
+        return self.tokenizer_given
+
+    def build_bpe(self, args):
+        """As fairseq; by the record of the text, where neither --bpe nor --tokenizer is given."""
+        given = super().build_bpe(args)
+        if given is not None or getattr(self, "tokenizer_given", None) is not None:
+            return given
+        return self.plain_text(PlainLines)
+
+    def get_interactive_tokens_and_lengths(
+        self, lines: list[str], encode_fn: Callable[[str], str]
+    ) -> tuple[list[LongTensor], list[int]]:
+        """As fairseq; too long a line is named.
+
+        Raises:
+            ValueError: it is not to be cut.
+        """
+        tokens, _ = super().get_interactive_tokens_and_lengths(lines, encode_fn)
+        fitting = [
+            fit_length(
+                line, self.longest_source, f"line {self.lines_read + number}", self.cfg.iot_too_long
+            )
+            for number, line in enumerate(tokens, 1)
+        ]
+        self.lines_read += len(lines)
+        return fitting, [line.numel() for line in fitting]
 
     def build_model(self, cfg, from_checkpoint: bool = False) -> BaseFairseqModel:
         """As fairseq.
@@ -44,7 +114,9 @@ class IotTranslationTask(TranslationTask):
         """
         if not from_checkpoint:
             _check_training(cfg)
-        return super().build_model(cfg, from_checkpoint)
+        model = super().build_model(cfg, from_checkpoint)
+        self.longest_source = min(self.longest_source, model.max_positions()[0])
+        return model
 
     def valid_step(self, sample: dict, model: BaseFairseqModel, criterion: FairseqCriterion):
         """As fairseq, whose R-Drop criterion takes every sentence twice here too and logs the sum:
@@ -75,6 +147,32 @@ class IotTranslationTask(TranslationTask):
             # its batches are made once, by seed and epoch: a resumed run is to make the same
             kwargs["epoch"] = 1
         return super().get_batch_iterator(whole, *args, **kwargs)
+
+
+def fit_length(tokens: LongTensor, limit: int, name: str, too_long: str) -> LongTensor:
+    """A sentence as long as the model takes at most.
+
+    Args:
+        tokens: `(S,)`, its end included.
+        limit: the most tokens.
+        name: how to call it in an error.
+        too_long: of `TOO_LONG`.
+
+    Returns:
+        All of it, or its beginning and its end of sentence.
+
+    Raises:
+        ValueError: it is too long and not to be cut.
+    """
+    if len(tokens) <= limit:
+        return tokens
+    if too_long == "error":
+        raise ValueError(
+            f"{name} must have at most {limit} tokens, its end counted, but has {len(tokens)}: "
+            "shorten it, or have it cut (--iot-too-long cut; from Python too_long='cut')"
+        )
+    logger.warning("%s has %d tokens, cut to %d", name, len(tokens), limit)
+    return torch.cat([tokens[: limit - 1], tokens[-1:]])
 
 
 def _check_training(cfg) -> None:

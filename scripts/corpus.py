@@ -7,6 +7,7 @@
 - ``text`` makes three tokenised sets of them, and plain references for the test set;
 - ``codes`` learns the BPE merges on the training set;
 - ``subwords`` cuts the sets by them;
+- ``record`` writes down beside the binarised data how plain text is cut like them;
 - ``counts`` prints the number of pairs of each set beside the published one.
 """
 
@@ -19,6 +20,8 @@ from pathlib import Path
 
 from corpora import archives, code, headlines, iwslt, sets, smoke, subwords, wmt
 from corpora.recipe import Recipe
+
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # this checkout's package
 
 CORPORA: dict[str, Callable[[tuple, str], Recipe]] = {
     "iwslt14": iwslt.iwslt14,
@@ -41,7 +44,7 @@ def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    names = ("settings", "toy", "key", "archives", "text", "codes", "subwords", "counts")
+    names = ("settings", "toy", "key", "archives", "text", "codes", "subwords", "record", "counts")
     parsers = {name: commands.add_parser(name) for name in names}
     for command in parsers.values():
         command.add_argument("--corpus", choices=CORPORA, required=True)
@@ -52,11 +55,12 @@ def read_arguments(arguments: list[str] | None) -> argparse.Namespace:
     parsers["archives"].add_argument("--downloads", type=Path, required=True)
     parsers["text"].add_argument("--orig", type=Path, required=True, help="unpacked files")
     parsers["codes"].add_argument("--merges", type=int, required=True)
-    parsers["subwords"].add_argument("--codes", type=Path, required=True, help="their folder")
+    for name in ("subwords", "record"):
+        parsers[name].add_argument("--codes", type=Path, required=True, help="their folder")
     parsers["counts"].add_argument("--strict", action="store_true", help="others are an error")
     for name in ("codes", "subwords", "counts"):
         parsers[name].add_argument("--text", type=Path, required=True, help="folder of the text")
-    for name in ("toy", "archives", "text", "codes", "subwords"):
+    for name in ("toy", "archives", "text", "codes", "subwords", "record"):
         parsers[name].add_argument("--out", type=Path, required=True, help="folder")
     return parser.parse_args(arguments)
 
@@ -78,6 +82,8 @@ def run(args: argparse.Namespace) -> None:
         subwords.learn_all(recipe, args.text, args.merges, args.out)
     elif args.command == "subwords":
         subwords.apply_codes(recipe, args.text, args.codes, args.out)
+    elif args.command == "record":
+        subwords.write_record(recipe, args.codes, args.out)
     else:
         for line in sets.compare_counts(recipe, args.text, args.strict):
             print(line)

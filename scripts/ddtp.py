@@ -1,11 +1,12 @@
 """Parallel text from Debian's translated package descriptions (DDTP).
 
-Three commands, called in turn by ``prepare-ddtp.sh``:
+Four commands, called in turn by ``prepare-ddtp.sh``:
 
 - ``text`` reads apt's indices, aligns the translations with the English descriptions sentence
   by sentence and writes ``train``, ``valid`` and ``test``;
 - ``model`` trains a joint sentencepiece BPE on the training set;
-- ``pieces`` cuts all sets into its pieces.
+- ``pieces`` cuts all sets into its pieces;
+- ``record`` writes down beside the binarised data how plain text is cut like them.
 
 Every choice follows from the text alone (a hash, never a random number): the same indices give
 the same files.
@@ -266,6 +267,17 @@ def write_pieces(text: Path, language: str, model: Path, out: Path) -> None:
         (out / name).write_text("".join(pieces), encoding="utf-8", newline="\n")
 
 
+def write_record(pair: str, model: Path, out: Path) -> None:
+    """Writes down, beside binarised data, that the model cuts plain text of both languages."""
+    sys.path.append(str(Path(__file__).resolve().parents[1]))  # this checkout's package
+    from iot_fairseq import text
+
+    source, target = pair.split("-")
+    cutting = text.Cutting(tokenizer="sentencepiece", file=model.name)
+    files = {model.name: model}
+    text.write_record(out, (source, target), {source: cutting, target: cutting}, files)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Runs one command; an error of the data ends it with one line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
@@ -275,11 +287,15 @@ def main(arguments: list[str] | None = None) -> None:
     model = commands.add_parser("model", help="train the sentencepiece model")
     model.add_argument("--vocab", type=int, required=True, help="number of pieces")
     pieces = commands.add_parser("pieces", help="cut the text into pieces")
-    pieces.add_argument("--model", type=Path, required=True, help="sentencepiece model")
+    record = commands.add_parser("record", help="write down how text is cut")
+    record.add_argument("--pair", required=True, help="SOURCE-TARGET")
+    for command in (pieces, record):
+        command.add_argument("--model", type=Path, required=True, help="sentencepiece model")
     for command in (model, pieces):
         command.add_argument("--text", type=Path, required=True, help="folder of the text")
-    for command in (text, model, pieces):
+    for command in (text, model, pieces, record):
         command.add_argument("--out", type=Path, required=True, help="where to write")
+    for command in (text, model, pieces):
         command.add_argument("--language", required=True, help="code of the foreign side")
     args = parser.parse_args(arguments)
     try:
@@ -287,8 +303,10 @@ def main(arguments: list[str] | None = None) -> None:
             write_text(args.lists, args.language, args.out)
         elif args.command == "model":
             train_model(args.text, args.language, args.vocab, args.out)
-        else:
+        elif args.command == "pieces":
             write_pieces(args.text, args.language, args.model, args.out)
+        else:
+            write_record(args.pair, args.model, args.out)
     except (OSError, EOFError, lzma.LZMAError, ValueError) as error:
         sys.exit(f"ddtp.py {args.command}: {error}")
 

@@ -145,6 +145,8 @@ apply_codes() {
     rmdir "$WORK/subwords.tmp"
 }
 
+record_text() { corpus record --codes "$OUT" --out "$1"; }
+
 prepare_main() {
     local key what strict=()
     read_options "$@"
@@ -166,7 +168,7 @@ prepare_main() {
     step codes "merges $MERGES" "${CODES[@]/#/$OUT/}" -- learn_codes
     step subwords "merges $MERGES" "$OUT"/{train,valid,test}.{"$SOURCE","$TARGET"} \
         "$OUT/test.ref.$TARGET" -- apply_codes
-    step bin "merges $MERGES" "$OUT/bin" -- \
+    step bin "merges $MERGES, record" "$OUT/bin" -- \
         binarise "$SOURCE" "$TARGET" "$OUT" "$OUT/bin" "$DICTIONARIES"
     corpus counts --text "$OUT" "${strict[@]}"
     say "fairseq data: $OUT/bin"

@@ -14,7 +14,8 @@
 #     run_quietly LOG CMD...   CMD's output goes to LOG, its end is shown on failure
 #     is_smoke                 whether SMOKE=1 asks for a small run on made-up data
 #     binarise SRC TGT TEXT BIN [separate]
-#                              fairseq-preprocess with a joined dictionary, or two
+#                              fairseq-preprocess with a joined dictionary, or two; then calls
+#     record_text BIN          of the script's own: writes into BIN how its text was cut
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -110,5 +111,6 @@ binarise() {
         --source-lang "$source" --target-lang "$target" "${dictionary[@]}" \
         --trainpref "$text/train" --validpref "$text/valid" --testpref "$text/test" \
         --destdir "$bin.tmp"
+    record_text "$bin.tmp"
     mv "$bin.tmp" "$bin"
 }

@@ -74,6 +74,9 @@ STEPS="$work"
 lock_folder "$work"
 
 ddtp() { "$PYTHON" "$ROOT/scripts/ddtp.py" "$@" --language "$language"; }
+record_text() {
+    "$PYTHON" "$ROOT/scripts/ddtp.py" record --pair "$pair" --model "$out/spm.model" --out "$1"
+}
 
 # Takes apt's indices into a folder of our own. The first line of the configuration
 # is needed because a setting "none" of the system would win; the others keep apt
@@ -155,7 +158,7 @@ fi
 step text "$lists_key $language" "$out"/{train,valid,test}.{"$language",en} -- write_text
 step model "vocab $vocab" "$out/spm.model" -- train_model
 step pieces "vocab $vocab" "$work/pieces" -- write_pieces
-step bin "vocab $vocab${pair#"$language-en"}" "$out/bin" -- binarise "${pair%-*}" "${pair#*-}" "$work/pieces" "$out/bin"
+step bin "vocab $vocab${pair#"$language-en"}, record" "$out/bin" -- binarise "${pair%-*}" "${pair#*-}" "$work/pieces" "$out/bin"
 
 for split in train valid test; do
     say "$split: $(wc -l <"$out/$split.en") pairs $pair"

@@ -31,6 +31,10 @@ A second run keeps what is finished. IOT_PYTHON names a Python interpreter to us
 TEXT
 }
 
+record_text() {
+    "$PYTHON" "$ROOT/scripts/ddtp.py" record --pair de-en --model "$out/corpus.tmp/spm.model" --out "$1"
+}
+
 # The corpus appears when it is whole; a model of the one before goes with it.
 build_corpus() {
     local new="$out/corpus.tmp" ddtp=("$PYTHON" "$ROOT/scripts/ddtp.py")

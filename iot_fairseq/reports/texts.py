@@ -11,6 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..text import build_detokenizer
+
 
 @dataclass(frozen=True)
 class Translations:
@@ -243,10 +245,9 @@ def detokenise(texts: Sequence[str], language: str) -> list[str]:
         ValueError: sacremoses is not installed.
     """
     try:
-        from sacremoses import MosesDetokenizer
+        detokenize = build_detokenizer(language)
     except ImportError:
         raise ValueError(
             "Moses-tokenised text needs sacremoses, but it is not installed: pip install sacremoses"
         ) from None
-    detokenizer = MosesDetokenizer(lang=language)
-    return [detokenizer.detokenize(text.split()) for text in texts]
+    return list(map(detokenize, texts))

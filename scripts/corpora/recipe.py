@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
+
+if TYPE_CHECKING:
+    from iot_fairseq.text import Cutting
 
 SPLITS = ("train", "valid", "test")
 
@@ -102,6 +106,23 @@ class Steps:
     escaped: bool = True
     dashes: bool = False
     lower: bool = False
+
+    def of(self, split: str, file: str = "") -> Cutting:
+        """What they come to for a sentence of one set, and where its merges are."""
+        from iot_fairseq.text import Cutting
+
+        return Cutting(
+            replaced=self.replaced,
+            unicode_punctuation=self.unicode_punctuation,
+            normalized=split in self.normalized,
+            printable=split in self.printable,
+            plain_apostrophes=self.plain_apostrophes and split != "train",
+            tokenizer=self.tokenizer,
+            escaped=self.escaped,
+            dashes=self.dashes,
+            lower=self.lower,
+            file=file,
+        )
 
 
 @dataclass(frozen=True)

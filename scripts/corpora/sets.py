@@ -9,7 +9,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from .recipe import SPLITS, Recipe
-from .text import Pair, build_detokenizer, build_steps, is_clean, read_lines, read_part
+from .text import Pair, build_steps, is_clean, read_lines, read_part
 
 
 class Writer:
@@ -59,6 +59,8 @@ def write_training(recipe: Recipe, orig: Path, writers: dict[str, Writer]) -> No
 def build_reference(recipe: Recipe) -> Callable[[str, str], str]:
     """From the plain target sentence and its tokens to what its translation is scored with."""
     if recipe.reference == "detokenised":
+        from iot_fairseq.text import build_detokenizer
+
         detokenize = build_detokenizer(recipe.target)
         return lambda plain, tokens: detokenize(tokens)
     if recipe.reference == "tokens":

@@ -62,3 +62,13 @@ def apply_codes(recipe: Recipe, text: Path, codes: Path, out: Path) -> None:
                 if limits is None or is_clean(cut, limits):
                     source.write(f"{cut[0]}\n")
                     target.write(f"{cut[1]}\n")
+
+
+def write_record(recipe: Recipe, codes: Path, out: Path) -> None:
+    """Writes down, beside binarised data, how plain text is cut as the test set was."""
+    from iot_fairseq import text
+
+    sides = zip(recipe.languages, recipe.steps, recipe.code_files, strict=True)
+    cuttings = {language: steps.of("test", file) for language, steps, file in sides}
+    files = {name: codes / name for name in recipe.code_files}
+    text.write_record(out, recipe.languages, cuttings, files)

@@ -104,51 +104,19 @@ def read_part(part: Part, recipe: Recipe, orig: Path) -> Iterator[Pair]:
     return without_numbers(pairs, part.name) if part.form == "numbered" else pairs
 
 
-def build_tokenizer(steps: Steps, language: str) -> Callable[[str], str]:
-    """The last but one of the steps: a sentence becomes tokens with one blank between two."""
-    if steps.tokenizer == "moses":
-        from sacremoses import MosesTokenizer
-
-        moses = MosesTokenizer(language)
-        return lambda line: moses.tokenize(
-            line, aggressive_dash_splits=steps.dashes, escape=steps.escaped, return_str=True
-        )
-    if steps.tokenizer == "jieba":
-        import jieba
-
-        jieba.setLogLevel("WARNING")
-        return lambda line: " ".join(" ".join(jieba.lcut(line)).split())
-    return lambda line: " ".join(line.split())
-
-
 def build_cleaner(steps: Steps, language: str, split: str) -> Callable[[str], str]:
     """The steps before the tokeniser, for sentences of one set."""
-    import regex
-    from sacremoses import MosesPunctNormalizer
+    from iot_fairseq import text
 
-    # As the Perl script has it, which the papers used.
-    moses = MosesPunctNormalizer(language, perl_parity=True)
-
-    def clean(line: str) -> str:
-        for text, other in steps.replaced:
-            line = line.replace(text, other)
-        if steps.unicode_punctuation:
-            line = moses.replace_unicode_punct(line)
-        if split in steps.normalized:
-            line = moses.normalize(line)
-        if split in steps.printable:
-            line = regex.sub(r"\p{C}", " ", line)
-        if steps.plain_apostrophes and split != "train":
-            line = line.replace("\u2019", "'")
-        return line
-
-    return clean
+    return text.build_cleaner(steps.of(split), language)
 
 
 def build_steps(recipe: Recipe, split: str) -> Callable[[Pair], Pair]:
     """From a plain pair of a set to its tokens, in the case of the original."""
+    from iot_fairseq import text
+
     tools = [
-        (build_cleaner(steps, language, split), build_tokenizer(steps, language))
+        (build_cleaner(steps, language, split), text.build_tokenizer(steps.of(split), language))
         for steps, language in zip(recipe.steps, recipe.languages, strict=True)
     ]
     (clean_source, cut_source), (clean_target, cut_target) = tools
@@ -164,11 +132,3 @@ def is_clean(pair: Pair, limits: Limits) -> bool:
         and long <= min(limits.most, limits.ratio * short)
         and max(map(len, chain(*sides)), default=0) <= MAX_WORD
     )
-
-
-def build_detokenizer(language: str) -> Callable[[str], str]:
-    """A function that makes plain text of Moses' tokens."""
-    from sacremoses import MosesDetokenizer
-
-    moses = MosesDetokenizer(language)
-    return lambda line: moses.detokenize(line.split())

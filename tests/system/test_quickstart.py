@@ -67,6 +67,26 @@ def test_ten_translations_are_shown_of_both_kinds(output, folder):
     assert {kinds[number] for number in shown} == {"A", "B"}
 
 
+def test_plain_text_of_the_readme_works(output, folder):
+    """Its Python block, and from the folder of the model alone what the script printed."""
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    shown = re.findall(
+        r"source +(.*)\n +reference .*\n +translation +(.*?)   \[.*under (...)", output
+    )
+    sentences, translations, orders = map(list, zip(*shown, strict=True))
+    code = block.replace("data/quickstart/model", str(folder / "model"))
+    code += f"print(model.translate({sentences}))\nprint(model.orders({sentences}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[1:] == [
+        done.stdout.splitlines()[1],
+        str(translations),
+        str(orders),
+    ]
+    assert done.stdout.splitlines()[0].startswith("['The man knows")
+
+
 def test_the_screen_is_readable(output):
     assert not re.search(r"warning|INFO|deprecat|traceback", output, re.IGNORECASE)
     assert len(output.splitlines()) < 80

@@ -63,9 +63,10 @@ def test_training_commands_parse(words):
     assert args.criterion == "iot_label_smoothed_cross_entropy"
 
 
-@pytest.mark.parametrize("words", commands("fairseq-generate"))
+@pytest.mark.parametrize("words", commands("fairseq-generate") + commands("fairseq-interactive"))
 def test_generation_commands_parse(words):
-    args = options.parse_args_and_arch(options.get_generation_parser(), words)
+    parser = options.get_generation_parser(interactive="--input" in words)
+    args = options.parse_args_and_arch(parser, words)
     assert args.task == "iot_translation"
 
 
@@ -112,7 +113,7 @@ def test_pruning_commands_parse(words):
 def test_every_command_is_known():
     known = {"fairseq-train", "fairseq-generate", "bash", "pip", "python"}
     known |= {"iot-average", "iot-convert", "iot-prune", "iot-report", "iot-compare"}
-    known |= {"torchrun", "sbatch"}
+    known |= {"torchrun", "sbatch", "fairseq-interactive"}
     assert {words[0] for words in COMMANDS} == known
     for words in commands("bash"):
         assert (ROOT / words[0]).is_file()
