@@ -198,7 +198,11 @@ class WholeDataset(BaseWrapperDataset):
     """
 
     def batch_by_size(self, indices, **kwargs) -> list[np.ndarray]:
-        """fairseq's batches, and what fairseq left out of them."""
+        """fairseq's batches, and what fairseq left out of them.
+
+        Raises:
+            ValueError: a sentence is longer than a batch.
+        """
         return _all_batches(self.dataset, np.asarray(indices), **kwargs)
 
     def filter_indices_by_size(self, indices, max_sizes):
@@ -209,7 +213,17 @@ class WholeDataset(BaseWrapperDataset):
 def _all_batches(dataset: FairseqDataset, indices: np.ndarray, **kwargs) -> list[np.ndarray]:
     if len(indices) == 0:
         return []
-    batches = list(dataset.batch_by_size(indices, **kwargs))
+    try:
+        batches = list(dataset.batch_by_size(indices, **kwargs))
+    except AssertionError:
+        longest = max(map(dataset.num_tokens, indices.tolist()))
+        most = kwargs.get("max_tokens")
+        if most is None or longest <= most:
+            raise
+        raise ValueError(
+            f"--max-tokens must be {longest} at least, the length of the longest sentence, but is "
+            f"{most}"
+        ) from None
     # one batch at most, the last, is what fairseq discards
     kept = np.concatenate(batches) if batches else indices[:0]
     left = indices[~np.isin(indices, kept)]

@@ -48,6 +48,12 @@ def test_every_batch_size_gives_the_same(corpus, pre, whole, limits):
     assert "Translated 205 sentences" in output.text
 
 
+def test_a_sentence_longer_than_a_batch_is_an_error(corpus, pre):
+    lines = [*corpus.lines("test2"), "die " * 60]
+    with pytest.raises(ValueError, match=r"^--max-tokens must be 61 at least, .* but is 50"):
+        interactive(corpus.folder, pre.path, lines, batch_size=None, max_tokens=50)
+
+
 @pytest.mark.parametrize("limits", [{"batch_size": 16}, {"batch_size": None}], ids=str)
 def test_plain_translation_task_gives_the_same(corpus, pre, whole, limits):
     plain = {"task": "translation", "required_batch_size_multiple": 1}
