@@ -1,0 +1,2 @@
+"""Mixture-of-Modules: language models assembled per token from pools of modules (Gong et al., EMNLP
+2024, arXiv 2407.06677)."""

@@ -1,0 +1,116 @@
+"""Which modules of a pool each token takes in a round.
+
+Letters: N tokens, C width, M modules, R slots (M, and one more where a token may take none, SKIP,
+which is the last), K choices. Tokens here are real ones: padding is left out before.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import LongTensor, Tensor, nn
+
+HIDDEN = 256
+ROUTERS = ("mlp", "gru")
+SCORES = ("probability", "normalized")
+
+
+class MlpRouter(nn.Module):
+    """Logits from a token alone.
+
+    Args:
+        width: C.
+        slots: R.
+    """
+
+    def __init__(self, width: int, slots: int) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(width, HIDDEN)
+        self.out = nn.Linear(HIDDEN, slots)
+
+    def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, None]:
+        """Logits `(N, R)` of tokens `(N, C)`; there is no state."""
+        return self.out(F.relu(self.hidden(x))), None
+
+
+class GruRouter(nn.Module):
+    """Logits from a token and what it was in the rounds before.
+
+    Args:
+        width: C.
+        slots: R.
+    """
+
+    def __init__(self, width: int, slots: int) -> None:
+        super().__init__()
+        self.cell = nn.GRUCell(width, HIDDEN)
+        self.out = nn.Linear(HIDDEN, slots)
+
+    def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Logits `(N, R)` and the next state, `(N, 256)`, of tokens `(N, C)` and the last state,
+        None in the first round."""
+        state = self.cell(x, state)
+        return self.out(state), state
+
+
+def build_router(kind: str, width: int, slots: int) -> MlpRouter | GruRouter:
+    """A router of one of `ROUTERS`."""
+    return {"mlp": MlpRouter, "gru": GruRouter}[kind](width, slots)
+
+
+@dataclass
+class Route:
+    """What the tokens of a round take.
+
+    Attributes:
+        probabilities: `(N, R)`, float32.
+        slots: `(N, K)`, the likeliest first.
+        scores: `(N, K)`, how much of each.
+    """
+
+    probabilities: Tensor
+    slots: LongTensor
+    scores: Tensor
+
+
+def choose(
+    logits: Tensor, choices: int, temperature: float, scores: str, dropped: tuple[int, ...] = ()
+) -> Route:
+    """Takes the `choices` likeliest slots of each token.
+
+    Args:
+        logits: `(N, R)`.
+        choices: K.
+        temperature: of the softmax.
+        scores: of `SCORES`: the slots' probabilities as they are, or divided by their sum.
+        dropped: slots that may not be taken.
+    """
+    logits = logits.float()
+    if dropped:
+        logits = logits.index_fill(1, torch.tensor(dropped, device=logits.device), -torch.inf)
+    probabilities = torch.softmax(logits / temperature, dim=-1)
+    taken, slots = probabilities.topk(choices, dim=-1)
+    if scores == "normalized":
+        taken = taken / taken.sum(dim=-1, keepdim=True)
+    return Route(probabilities, slots, taken)
+
+
+def balance(route: Route) -> Tensor:
+    """`R * sum_i f_i P_i`: 1 where all slots are taken alike, R where one has everything. f is the
+    share of tokens whose likeliest slot is i, P the mean of its probabilities, through which alone
+    it has a gradient."""
+    slots = route.probabilities.size(1)
+    share = counts(route) / max(1, len(route.slots))
+    return slots * (share * route.probabilities.sum(0) / max(1, len(route.slots))).sum()
+
+
+def counts(route: Route) -> Tensor:
+    """How many tokens have each slot as their likeliest, `(R,)`, float32."""
+    slots = route.probabilities.size(1)
+    return F.one_hot(route.slots[:, 0], slots).sum(0).float()
+
+
+def entropy(route: Route) -> Tensor:
+    """Mean entropy of the tokens' probabilities, nats."""
+    p = route.probabilities
+    return -torch.special.xlogy(p, p).sum(-1).mean() if len(p) else p.sum()
