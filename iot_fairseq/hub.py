@@ -1,6 +1,5 @@
 """Plain sentences from Python: their translations and their orders."""
 
-import logging
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,8 +11,6 @@ from omegaconf import DictConfig
 from torch import LongTensor
 
 from .task import TOO_LONG, IotTranslationTask, fit_length, predict_orders
-
-logger = logging.getLogger(__name__)
 
 
 def load(

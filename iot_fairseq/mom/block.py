@@ -30,8 +30,6 @@ class BlockConfig:
         router, temperature, scores: see `routing`.
         weighted_qkv: the scores weigh queries, keys and values too, not the output alone.
         skipped_keys: see `attention`.
-        forced: in round i every token takes module i of both kinds, whole.
-        dropped_attentions, dropped_ffns: modules that may not be taken.
         dropout, attention_dropout, activation_dropout: probabilities.
         activation: fairseq's name.
     """
@@ -49,9 +47,6 @@ class BlockConfig:
     scores: str = "probability"
     weighted_qkv: bool = False
     skipped_keys: str = "zero"
-    forced: bool = False
-    dropped_attentions: tuple[int, ...] = ()
-    dropped_ffns: tuple[int, ...] = ()
     dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
@@ -126,30 +121,25 @@ class ModuleBlock(nn.Module):
             `x` after the rounds, and the routes of attention and feed-forward of each round.
         """
         tokens, routes = x[real], []
-        states: list[Tensor | None] = [None, None]
+        attention_state = ffn_state = None
         for number in range(self.cfg.rounds):
-            to_attention, states[0] = self._route(0, tokens, states[0], number)
-            tokens = tokens + self.dropout(
-                self._attend(tokens, to_attention, real, number, incremental_state)
+            to_attention, attention_state = self._route(
+                self.attention_router, tokens, attention_state
             )
-            to_ffn, states[1] = self._route(1, tokens, states[1], number)
+            attended = self._attend(tokens, to_attention, real, number, incremental_state)
+            tokens = tokens + self.dropout(attended)
+            to_ffn, ffn_state = self._route(self.ffn_router, tokens, ffn_state)
             dispatch = Dispatch(to_ffn, self.cfg.ffns)
             tokens = tokens + self.dropout(self.ffn(tokens, dispatch))
             routes.append((to_attention, to_ffn))
         return x.masked_scatter(real.unsqueeze(2), tokens), routes
 
     def _route(
-        self, kind: int, tokens: Tensor, state: Tensor | None, number: int
+        self, router: nn.Module, tokens: Tensor, state: Tensor | None
     ) -> tuple[Route, Tensor | None]:
-        router = (self.attention_router, self.ffn_router)[kind]
         logits, state = router(tokens, state)
         cfg = self.cfg
-        dropped = (cfg.dropped_attentions, cfg.dropped_ffns)[kind]
-        route = choose(logits, cfg.choices, cfg.temperature, cfg.scores, dropped)
-        if cfg.forced:
-            route.slots = torch.full_like(route.slots[:, :1], number)
-            route.scores = torch.ones_like(route.scores[:, :1])
-        return route, state
+        return choose(logits, cfg.choices, cfg.temperature, cfg.scores), state
 
     def _attend(
         self,

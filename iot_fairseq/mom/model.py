@@ -89,7 +89,7 @@ class MomDecoder(TransformerDecoder):
     ) -> tuple[Tensor, dict]:
         """
         Args:
-            prev_output_tokens: `(B, T)`.
+            prev_output_tokens: `(B, T)`, padded on the right.
             encoder_out: None.
             incremental_state: fairseq's memory of the positions before; only the last is computed.
             kwargs: fairseq's, of no meaning to a language model.
@@ -108,19 +108,15 @@ class MomDecoder(TransformerDecoder):
         x = self.project_in_dim(x) if self.project_in_dim is not None else x
         x = self.dropout_module(x + positions)
         mask = None if incremental_state is not None else self.buffered_future_mask(x[0])
-        padding = None if real.all() else ~real
         routes = []
         for layer in self.layers:
             if isinstance(layer, ModuleBlock):
                 x, taken = layer(x, real, incremental_state)
                 routes.append(taken)
             else:
-                x, _, _ = layer(
-                    x.transpose(0, 1),
-                    incremental_state=incremental_state,
-                    self_attn_mask=mask,
-                    self_attn_padding_mask=padding,
-                )
+                # padding stands on the right, where a causal layer never looks
+                x = x.transpose(0, 1)
+                x, _, _ = layer(x, incremental_state=incremental_state, self_attn_mask=mask)
                 x = x.transpose(0, 1)
         x = self.layer_norm(x) if self.layer_norm is not None else x
         x = self.project_out_dim(x) if self.project_out_dim is not None else x

@@ -73,9 +73,7 @@ class Route:
     scores: Tensor
 
 
-def choose(
-    logits: Tensor, choices: int, temperature: float, scores: str, dropped: tuple[int, ...] = ()
-) -> Route:
+def choose(logits: Tensor, choices: int, temperature: float, scores: str) -> Route:
     """Takes the `choices` likeliest slots of each token.
 
     Args:
@@ -83,34 +81,9 @@ def choose(
         choices: K.
         temperature: of the softmax.
         scores: of `SCORES`: the slots' probabilities as they are, or divided by their sum.
-        dropped: slots that may not be taken.
     """
-    logits = logits.float()
-    if dropped:
-        logits = logits.index_fill(1, torch.tensor(dropped, device=logits.device), -torch.inf)
-    probabilities = torch.softmax(logits / temperature, dim=-1)
+    probabilities = torch.softmax(logits.float() / temperature, dim=-1)
     taken, slots = probabilities.topk(choices, dim=-1)
     if scores == "normalized":
         taken = taken / taken.sum(dim=-1, keepdim=True)
     return Route(probabilities, slots, taken)
-
-
-def balance(route: Route) -> Tensor:
-    """`R * sum_i f_i P_i`: 1 where all slots are taken alike, R where one has everything. f is the
-    share of tokens whose likeliest slot is i, P the mean of its probabilities, through which alone
-    it has a gradient."""
-    slots = route.probabilities.size(1)
-    share = counts(route) / max(1, len(route.slots))
-    return slots * (share * route.probabilities.sum(0) / max(1, len(route.slots))).sum()
-
-
-def counts(route: Route) -> Tensor:
-    """How many tokens have each slot as their likeliest, `(R,)`, float32."""
-    slots = route.probabilities.size(1)
-    return F.one_hot(route.slots[:, 0], slots).sum(0).float()
-
-
-def entropy(route: Route) -> Tensor:
-    """Mean entropy of the tokens' probabilities, nats."""
-    p = route.probabilities
-    return -torch.special.xlogy(p, p).sum(-1).mean() if len(p) else p.sum()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from .recipe import Limits, Part, Recipe, Steps
+from .recipe import Limits, Part, Recipe
 
 TITLE_TAGS = re.compile(r"</?(?:title|description)>")
 SEGMENT_TAGS = re.compile(r'<seg id="[0-9]*">\s*|\s*</seg>\s*')
@@ -104,20 +104,14 @@ def read_part(part: Part, recipe: Recipe, orig: Path) -> Iterator[Pair]:
     return without_numbers(pairs, part.name) if part.form == "numbered" else pairs
 
 
-def build_cleaner(steps: Steps, language: str, split: str) -> Callable[[str], str]:
-    """The steps before the tokeniser, for sentences of one set."""
-    from iot_fairseq import text
-
-    return text.build_cleaner(steps.of(split), language)
-
-
 def build_steps(recipe: Recipe, split: str) -> Callable[[Pair], Pair]:
     """From a plain pair of a set to its tokens, in the case of the original."""
     from iot_fairseq import text
 
+    cuttings = [steps.of(split) for steps in recipe.steps]
     tools = [
-        (build_cleaner(steps, language, split), text.build_tokenizer(steps.of(split), language))
-        for steps, language in zip(recipe.steps, recipe.languages, strict=True)
+        (text.build_cleaner(cutting, language), text.build_tokenizer(cutting, language))
+        for cutting, language in zip(cuttings, recipe.languages, strict=True)
     ]
     (clean_source, cut_source), (clean_target, cut_target) = tools
     return lambda pair: (cut_source(clean_source(pair[0])), cut_target(clean_target(pair[1])))

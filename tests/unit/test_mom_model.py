@@ -66,7 +66,6 @@ def test_a_later_word_changes_nothing_before_it(words, options):
     assert (got[:, 6] - want[:, 6]).abs().max() > 0.1
 
 
-@pytest.mark.filterwarnings("ignore:Support for mismatched key_padding_mask")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_padding_changes_nothing(words, options):
     model = build(**options)
