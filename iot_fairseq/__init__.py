@@ -4,11 +4,11 @@ Importing this package registers its models, criterion and task with fairseq, ma
 checkpoints load under torch's safe loading, and lets its commands train under torchrun.
 """
 
-from . import checkpoints, processes, text
+from . import checkpoints, kept_text, processes
 
 checkpoints.heal_fairseq()
 processes.heal_processes()
-text.keep_with_checkpoints()
+kept_text.keep_with_checkpoints()
 
 from . import criterion, lightconv, model, task  # noqa: E402, F401  (they register themselves)
 from .lightconv import IotDynamicConvModel, IotLightConvModel  # noqa: E402

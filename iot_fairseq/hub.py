@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from torch import LongTensor
 
 from .task import TOO_LONG, IotTranslationTask, fit_length, predict_orders
+from .text import Plain, read_record
 
 
 def load(
@@ -29,7 +30,12 @@ def load(
     loaded = hub_utils.from_pretrained(
         folder, checkpoint_file, data_name_or_path, archive_map=model_class.hub_models(), **options
     )
-    return IotHub(loaded["args"], loaded["task"], loaded["models"])
+    hub = IotHub(loaded["args"], loaded["task"], loaded["models"])
+    record = read_record(folder)
+    if hub.text is None and not hub.has_own_text and record is not None:
+        # the data named have no record, the checkpoint has
+        hub.text = Plain(record, hub.task.cfg.source_lang, hub.task.cfg.target_lang)
+    return hub
 
 
 class IotHub(GeneratorHubInterface):
@@ -46,8 +52,9 @@ class IotHub(GeneratorHubInterface):
         self, cfg: DictConfig, task: IotTranslationTask, models: Sequence[BaseFairseqModel]
     ) -> None:
         super().__init__(cfg, task, models)
-        given = self.bpe is not None or self.tokenizer is not None
-        self.text = None if given or not hasattr(task, "plain_text") else task.plain_text()
+        self.has_own_text = self.bpe is not None or self.tokenizer is not None
+        by_record = not self.has_own_text and hasattr(task, "plain_text")
+        self.text: Plain | None = task.plain_text() if by_record else None
 
     def encode(self, sentence: str) -> LongTensor:
         """A plain sentence as `(S,)` numbers of the source dictionary, the end included."""
@@ -108,7 +115,8 @@ class IotHub(GeneratorHubInterface):
             The orders in the same sequence, None for an empty sentence.
 
         Raises:
-            ValueError: there are several models; or a sentence is too long, by ``error``.
+            ValueError: there are several models, or one without orders; or a sentence is too long,
+                by ``error``.
         """
         if isinstance(sentences, str):
             return self.orders([sentences], too_long)[0]
@@ -116,6 +124,8 @@ class IotHub(GeneratorHubInterface):
             raise ValueError(
                 f"orders() must be asked of one model, but here are {len(self.models)}"
             )
+        if not hasattr(self.models[0], "order_names"):
+            raise ValueError("orders() must be asked of a model of iot_fairseq, but this is none")
         found: list[str | None] = [None] * len(sentences)
         numbers, tokens = self._encode_all(sentences, too_long)
         names = self.models[0].order_names
@@ -138,9 +148,10 @@ class IotHub(GeneratorHubInterface):
         if too_long not in TOO_LONG:
             raise ValueError(f"too_long must be {' or '.join(TOO_LONG)}, but is {too_long!r}")
         limit = min(self.max_positions[0], self.cfg.dataset.max_tokens or self.max_positions[0])
-        numbers = [number for number, line in enumerate(sentences) if line.strip()]
-        tokens = [
-            fit_length(self.encode(sentences[number]), limit, f"sentence {number + 1}", too_long)
-            for number in numbers
+        found = [
+            fit_length(self.encode(sentence), limit, f"sentence {number}", too_long)
+            for number, sentence in enumerate(sentences, 1)
         ]
-        return numbers, tokens
+        # what has nothing but its end is empty
+        numbers = [number for number, tokens in enumerate(found) if len(tokens) > 1]
+        return numbers, [found[number] for number in numbers]

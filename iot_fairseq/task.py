@@ -67,11 +67,12 @@ class IotTranslationTask(TranslationTask):
             cfg.source_lang, cfg.target_lang = record.pair
         return super().setup_task(cfg, **kwargs)
 
-    def plain_text(self, kind: type[Plain] = Plain) -> Plain | None:
+    def plain_text(self, kind: type[Plain | PlainLines] = Plain) -> Plain | PlainLines | None:
         """What cuts plain text as the data were cut; None where there is no record of it.
 
         Raises:
-            ValueError: the record does not fit these languages, or a file or package is missing.
+            ValueError: the record does not fit these languages, or a file or package is missing
+                (`PlainLines`: when it first encodes).
         """
         record = read_record(utils.split_paths(self.cfg.data)[0])
         return record and kind(record, self.cfg.source_lang, self.cfg.target_lang)

@@ -4,21 +4,20 @@ the data and the checkpoints trained on them, so that what decodes plain text cu
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from functools import wraps
 from pathlib import Path
 from typing import Any
-
-from fairseq import utils
-from fairseq.trainer import Trainer
 
 RECORD = "text.json"
 FORMAT = 1
 SENTENCEPIECE_MARK = "▁"
 BPE_MARK = "@@ "
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -194,11 +193,11 @@ class Record:
         Raises:
             ValueError: a file is missing or altered.
         """
-        for name, digest in self.digests.items():
+        for name, known in self.digests.items():
             path = self.folder / name
             if not path.is_file():
                 raise ValueError(f"{self.folder / RECORD} names {name}, but there is no {path}")
-            if _digest(path) != digest:
+            if digest(path) != known:
                 raise ValueError(
                     f"{path} must be what {RECORD} was written for, but its SHA-256 differs"
                 )
@@ -238,60 +237,22 @@ def write_record(
     """Writes a record and its files into a folder.
 
     Args:
-        folder: of binarised data.
+        folder: of binarised data, or of checkpoints.
         pair: source and target.
         cuttings: of each language.
         files: where the files that these name are now.
     """
     for name, path in files.items():
-        _copy(path, folder / name)
+        copy(path, folder / name)
     found = {
         "format": FORMAT,
         "pair": pair,
         "cuttings": {language: asdict(cutting) for language, cutting in cuttings.items()},
-        "sha256": {name: _digest(folder / name) for name in files},
+        "sha256": {name: digest(folder / name) for name in files},
     }
     unfinished = folder / f"{RECORD}.tmp"
     unfinished.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     os.replace(unfinished, folder / RECORD)
-
-
-def keep(data: str | os.PathLike, folder: Path) -> None:
-    """Copies the record of a data set, its files and the dictionaries into the folder of the
-    checkpoints, which then decodes plain text without the data. Without a record it does nothing.
-
-    Raises:
-        ValueError: a file is missing or altered.
-    """
-    record = read_record(data)
-    if record is None or record.folder.resolve() == folder.resolve():
-        return
-    record.check()
-    # the record comes last: where it is, all is
-    names = [*record.digests, *(path.name for path in record.folder.glob("dict.*.txt")), RECORD]
-    for name in names:
-        source, target = record.folder / name, folder / name
-        if not target.is_file() or target.read_bytes() != source.read_bytes():
-            _copy(source, target)
-
-
-def keep_with_checkpoints() -> None:
-    """Lets fairseq's trainer leave the record beside its checkpoints. Safe to call again."""
-    save = Trainer.save_checkpoint
-    if hasattr(save, "keeps_text"):
-        return
-
-    @wraps(save)
-    def saved(trainer: Trainer, filename: str, extra_state: dict) -> str | None:
-        written = save(trainer, filename, extra_state)
-        data = getattr(trainer.task.cfg, "data", None)
-        if written and data and not getattr(trainer, "has_text", False):
-            keep(utils.split_paths(data)[0], Path(filename).parent)
-            trainer.has_text = True
-        return written
-
-    saved.keeps_text = True
-    Trainer.save_checkpoint = saved
 
 
 class Plain:
@@ -315,31 +276,50 @@ class Plain:
         return self.target.decode(tokens)
 
 
-class PlainLines(Plain):
-    """The same for fairseq's commands, of which it is not known what they read and print: lines
-    that are cut already, and translations that --post-process has put together, stay as they are;
-    and where nothing was encoded (fairseq-generate, whose data are cut), nothing is decoded."""
+class PlainLines:
+    """The same for fairseq's commands, of which it is not known what they read and print: where
+    nothing was encoded (fairseq-generate, whose data are cut), nothing is decoded, nor needed of
+    the record; translations that --post-process has put together stay as they are.
 
-    encoded = False
+    Args:
+        record, source, target: as of `Plain`.
+    """
+
+    def __init__(self, record: Record, source: str, target: str) -> None:
+        self.arguments = (record, source, target)
+        self.plain: Plain | None = None
+        self.warned = False
 
     def encode(self, line: str) -> str:
-        self.encoded = True
-        return line if _is_cut(line) else super().encode(line)
+        """A plain sentence as tokens of the source dictionary."""
+        if self.plain is None:
+            self.plain = Plain(*self.arguments)
+        mark = SENTENCEPIECE_MARK if isinstance(self.plain.source, Pieces) else BPE_MARK
+        if mark in line and not self.warned:
+            logger.warning(
+                "a line holds %r, as text cut into subwords does, but is cut as plain text: lines "
+                "that are cut already want --tokenizer space",
+                mark,
+            )
+            self.warned = True
+        return self.plain.encode(line)
 
     def decode(self, tokens: str) -> str:
-        together = isinstance(self.target, Pieces) and SENTENCEPIECE_MARK not in tokens
-        return super().decode(tokens) if self.encoded and not together else tokens
+        """Tokens of the target dictionary as plain text."""
+        if self.plain is None:
+            return tokens
+        # pieces of a sentence begin with the mark: without it they are put together already
+        together = isinstance(self.plain.target, Pieces) and SENTENCEPIECE_MARK not in tokens
+        return tokens if together else self.plain.decode(tokens)
 
 
-def _is_cut(line: str) -> bool:
-    return SENTENCEPIECE_MARK in line or BPE_MARK in line
-
-
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """SHA-256 of a file."""
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _copy(source: Path, target: Path) -> None:
+def copy(source: Path, target: Path) -> None:
+    """Copies a file, which appears when it is whole."""
     unfinished = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         shutil.copyfile(source, unfinished)

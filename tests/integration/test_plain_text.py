@@ -108,8 +108,9 @@ def test_post_process_does_not_change_the_plain_text(case):
     assert plain_lines(case, lines, post_process=symbols) == plain_lines(case, lines)
 
 
-def test_lines_that_are_cut_already_stay_as_they_are(case):
-    assert plain_lines(case, case.cut[:8]) == plain_lines(case, case.plain[:8])
+def test_lines_that_are_cut_already_are_left_by_a_tokenizer_of_blanks(case):
+    found = plain_lines(case, case.cut, tokenizer="space")
+    assert found == case.generated
 
 
 def test_generate_prints_what_it_printed_before_there_were_records(case):
@@ -128,6 +129,7 @@ def test_empty_sentences_keep_their_places(case):
     assert model.translate(["", one, " \t", two, ""], beam=2)[1::2] == model.translate(
         [one, two], beam=2
     )
+    assert model.translate(["\x01", one], beam=2)[0] == "", "nothing is left of it"
     assert model.translate([], beam=2) == []
     assert model.translate("", beam=2) == ""
     orders = model.orders(["", one, two])
@@ -206,3 +208,11 @@ def test_dictionaries_that_are_nowhere_are_asked_for(case, tmp_path):
             str(copied), "checkpoint_last.pt", str(case.data)
         )
         assert found.translate(case.plain[0]) == hub(case).translate(case.plain[0])
+
+
+def test_data_without_a_record_are_cut_by_that_of_the_checkpoint(case):
+    (case.data / text.RECORD).rename(case.data / "aside")
+    with fresh_fairseq():
+        found = hub(case, data_name_or_path=str(case.data))
+        assert found.text.encode(case.plain[0]) == case.cut[0]
+    (case.data / "aside").rename(case.data / text.RECORD)

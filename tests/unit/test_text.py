@@ -9,12 +9,13 @@ from types import SimpleNamespace
 import pytest
 from fairseq.trainer import Trainer
 
-from iot_fairseq import text
+from iot_fairseq import kept_text, text
 from iot_fairseq.text import Cutting, Plain, PlainLines, read_record, write_record
 
 MERGES = "#version: 0.2\nl o\nlo w</w>\n"
 CUTTING = Cutting(lower=True, file="code", replaced=(("~", "-"),))
 PAIR = ("de", "en")
+OTHER_DATA = "^--save-dir must be another folder, since .*run holds the text of a training on"
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_what_is_written_is_read(data: Path):
 
 def test_a_folder_without_a_record_has_none(tmp_path: Path):
     assert read_record(tmp_path) is None
-    text.keep(tmp_path, tmp_path / "run")
+    kept_text.keep(tmp_path, tmp_path / "run", PAIR)
     assert not (tmp_path / "run").exists()
 
 
@@ -98,37 +99,86 @@ def test_commands_decode_only_what_they_encode(data: Path):
     pytest.importorskip("subword_nmt", reason="the extra `recipes` is not installed")
     lines = PlainLines(read_record(data), *PAIR)
     assert lines.decode("s@@ low &amp;") == "s@@ low &amp;"
-    assert lines.encode("S@@ low &amp;") == "S@@ low &amp;"
+    assert lines.encode("Low") == "low"
     assert lines.decode("s@@ low &amp;") == "slow &"
 
 
-def test_trainer_leaves_the_text_beside_its_checkpoints(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_encodes_nothing_needs_nothing_of_the_record(data: Path):
+    """fairseq-generate asks for a --bpe too."""
+    (data / "code").unlink()
+    lines = PlainLines(read_record(data), "fr", "en")
+    assert lines.decode("s@@ low") == "s@@ low"
+    with pytest.raises(ValueError, match="must tell how 'fr' is cut"):
+        lines.encode("Low")
+
+
+def test_lines_that_look_cut_are_spoken_of_once(data: Path, caplog: pytest.LogCaptureFixture):
+    pytest.importorskip("subword_nmt", reason="the extra `recipes` is not installed")
+    lines = PlainLines(read_record(data), *PAIR)
+    for line in ("low ▁low", "s@@ low", "s@@ low"):
+        lines.encode(line)
+    (record,) = caplog.records
+    assert "a line holds '@@ '" in record.getMessage()
+    assert "--tokenizer space" in record.getMessage()
+
+
+@pytest.fixture
+def trainer(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Starts a trainer that trains nothing, on a folder of data into the folder ``run``."""
     monkeypatch.setattr(Trainer, "save_checkpoint", lambda trainer, filename, state: filename)
-    text.keep_with_checkpoints()
+
+    def fake_start(trainer: Trainer, cfg: object, task: object) -> None:
+        trainer.__dict__.update(cfg=cfg, task=task)
+
+    monkeypatch.setattr(Trainer, "__init__", fake_start)
+    kept_text.keep_with_checkpoints()
     saved = Trainer.save_checkpoint
-    text.keep_with_checkpoints()
+    kept_text.keep_with_checkpoints()
     assert Trainer.save_checkpoint is saved
     run = tmp_path / "run"
     run.mkdir()
-    trainer = SimpleNamespace(task=SimpleNamespace(cfg=SimpleNamespace(data=f"{data}:other")))
-    assert saved(trainer, str(run / "checkpoint1.pt"), {}) == str(run / "checkpoint1.pt")
-    assert {p.name: p.read_bytes() for p in run.iterdir()} == {
+
+    def start(folder: Path, source: str = "de", target: str = "en") -> Trainer:
+        words = SimpleNamespace(data=f"{folder}:other", source_lang=source, target_lang=target)
+        cfg = SimpleNamespace(checkpoint=SimpleNamespace(save_dir=str(run)))
+        return Trainer(cfg, SimpleNamespace(cfg=words))
+
+    return start
+
+
+def test_trainer_leaves_the_text_beside_its_checkpoints(trainer, data: Path, tmp_path: Path):
+    path = tmp_path / "run" / "checkpoint1.pt"
+    assert trainer(data).save_checkpoint(str(path), {}) == str(path)
+    assert {p.name: p.read_bytes() for p in path.parent.iterdir()} == {
         p.name: p.read_bytes() for p in data.iterdir()
     }
-    # Trained on: what the run has is that of its data.
-    (data / "code").write_text(MERGES.replace("l o", "s l"))
-    change(data, sha256={"code": text._digest(data / "code")})
-    text.keep(data, run)
-    read_record(run).check()
-    assert (run / "code").read_bytes() == (data / "code").read_bytes()
+    trainer(data).save_checkpoint(str(path), {})  # goes on
 
 
-def test_an_altered_file_is_not_kept(data: Path, tmp_path: Path):
+def test_the_record_of_a_run_has_the_direction_of_its_training(trainer, data, tmp_path):
+    trainer(data, "en", "de").save_checkpoint(str(tmp_path / "run" / "checkpoint1.pt"), {})
+    assert read_record(tmp_path / "run").pair == ("en", "de")
+    trainer(data, "en", "de")
+    with pytest.raises(ValueError, match=OTHER_DATA):
+        trainer(data)
+
+
+def test_no_training_starts_on_the_text_of_another(trainer, data: Path, tmp_path: Path):
+    trainer(data).save_checkpoint(str(tmp_path / "run" / "checkpoint1.pt"), {})
+    (data / "dict.en.txt").write_text("slow 1\n")
+    with pytest.raises(ValueError, match=OTHER_DATA):
+        trainer(data)
+    (data / "dict.en.txt").write_text("low 1\n")
+    trainer(data)
+    (data / text.RECORD).unlink()
+    with pytest.raises(ValueError, match=OTHER_DATA):
+        trainer(data)
+
+
+def test_an_altered_file_ends_a_training_before_it_begins(trainer, data: Path, tmp_path: Path):
     (data / "code").write_text("other")
-    run = tmp_path / "run"
-    run.mkdir()
     with pytest.raises(ValueError, match=r"code must be what text\.json was written for"):
-        text.keep(data, run)
-    assert not list(run.iterdir())
+        trainer(data)
+    with pytest.raises(ValueError, match=r"code must be what text\.json was written for"):
+        kept_text.keep(data, tmp_path / "run", PAIR)
+    assert not list((tmp_path / "run").iterdir())
