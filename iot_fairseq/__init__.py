@@ -10,7 +10,7 @@ checkpoints.heal_fairseq()
 processes.heal_processes()
 kept_text.keep_with_checkpoints()
 
-from . import criterion, lightconv, model, task  # noqa: E402, F401  (they register themselves)
+from . import criterion, lightconv, model, mom, task  # noqa: E402, F401  (they register themselves)
 from .lightconv import IotDynamicConvModel, IotLightConvModel  # noqa: E402
 from .model import IotTransformerModel  # noqa: E402
 

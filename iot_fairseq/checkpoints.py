@@ -1,4 +1,4 @@
-"""Safe loading and saving of checkpoints, and checked overrides.
+"""Safe loading and saving of checkpoints, checked overrides, names that NumPy 2 lacks.
 
 What is wrong in fairseq itself, wherever it is used, is healed here, when the package is imported;
 what is wrong in its translation task alone is healed in ours.
@@ -10,12 +10,14 @@ import shutil
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from fairseq import checkpoint_utils, utils
 from fairseq.criterions import CRITERION_DATACLASS_REGISTRY
+from fairseq.data import language_pair_dataset, token_block_dataset
 from fairseq.file_io import PathManager
 from fairseq.models import ARCH_MODEL_REGISTRY, MODEL_REGISTRY
 from fairseq.models.transformer import TransformerModelBase
@@ -25,11 +27,14 @@ from omegaconf import DictConfig, open_dict
 from .layerdrop import SIDES, prune_loaded
 
 MODEL, TASK, CRITERION = "iot_transformer", "iot_translation", "iot_label_smoothed_cross_entropy"
+MOM, MOM_CRITERION = "mom_transformer_lm", "mom_cross_entropy"
+PREFIXES = ("iot_", "mom_")
 
 
 def heal_fairseq() -> None:
     """Heals the faults of fairseq that our users would meet. Safe to call again."""
     _allow_safe_loading()
+    _name_long()
     PathManager.copy = staticmethod(_copy_whole)
     if not hasattr(utils.import_user_module, "healed"):
         checkpoint_utils.overwrite_args_by_name = _checking_overrides(
@@ -51,6 +56,22 @@ def _allow_safe_loading() -> None:
         # the module was renamed in NumPy 2: a file may have been written under either
         allowed += [(function, f"numpy.{core}.multiarray.{name}") for core in ("_core", "core")]
     torch.serialization.add_safe_globals(allowed)
+
+
+class _NumpyWithLong:
+    """NumPy as modules of fairseq know it, which call its integers by a name that NumPy 2 lacks."""
+
+    compat = SimpleNamespace(long=np.int64)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+
+def _name_long() -> None:
+    """--sample-break-mode eos and --num-batch-buckets ask for `np.compat.long`."""
+    if not hasattr(np, "compat"):
+        for module in (token_block_dataset, language_pair_dataset):
+            module.np = _NumpyWithLong()
 
 
 def _copy_whole(source: str, target: str, overwrite: bool = False) -> str:
@@ -78,9 +99,10 @@ def _checking_overrides(function: Callable) -> Callable:
         check_overrides(overrides)
         model = cfg.get("model")
         _refuse_pruning(model, overrides)
-        if isinstance(model, DictConfig) and is_ours(model):
+        config_class = getattr(model_class(model), "config_class", None)
+        if isinstance(model, DictConfig) and config_class in _config_classes():
             with open_dict(model):
-                for name in MODEL_REGISTRY[MODEL].config_class.__dataclass_fields__:
+                for name in config_class.__dataclass_fields__:
                     if name in overrides and name not in model:
                         model[name] = None
         function(cfg, overrides)
@@ -120,6 +142,10 @@ def is_ours(settings: Any) -> bool:
     return config_class is MODEL_REGISTRY[MODEL].config_class
 
 
+def _config_classes() -> tuple[type, type]:
+    return MODEL_REGISTRY[MODEL].config_class, MODEL_REGISTRY[MOM].config_class
+
+
 def is_transformer(settings: Any) -> bool:
     """Whether these are settings of a Transformer, fairseq's or ours: one that can be pruned."""
     return issubclass(model_class(settings) or object, TransformerModelBase)
@@ -146,12 +172,13 @@ def check_overrides(overrides: dict[str, Any]) -> None:
             would ignore it.
     """
     holders = (
-        MODEL_REGISTRY[MODEL].config_class,
+        *_config_classes(),
         CRITERION_DATACLASS_REGISTRY[CRITERION],
+        CRITERION_DATACLASS_REGISTRY[MOM_CRITERION],
         TASK_DATACLASS_REGISTRY[TASK],
     )
     known = {name for holder in holders for name in holder.__dataclass_fields__}
-    ours = {name for name in known if name.startswith("iot_")}
+    ours = {name for name in known if name.startswith(PREFIXES)}
     ours |= {f"{side}_layers_to_keep" for side in SIDES}
     ignored = [key for key in overrides if key not in ours]
     for value in overrides.values():  # fairseq descends into some of its own settings
@@ -167,7 +194,7 @@ def check_overrides(overrides: dict[str, Any]) -> None:
 def _is_meant_for_us(key: str, ours: set[str]) -> bool:
     """Whether a key is one of our options, however it is spelt."""
     plain = key.lower().replace("-", "_").lstrip("_")
-    return plain.startswith("iot_") or f"iot_{plain}" in ours or plain.endswith("to_keep")
+    return plain.startswith(PREFIXES) or f"iot_{plain}" in ours or plain.endswith("to_keep")
 
 
 def _resolving_links(function: Callable) -> Callable:

@@ -12,8 +12,9 @@ from fairseq.models import MODEL_REGISTRY
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from .checkpoints import CRITERION, MODEL, TASK, load, model_class, save, settings_of
+from .checkpoints import CRITERION, MODEL, MOM, TASK, load, model_class, save, settings_of
 from .console import check_new, one_line_errors
+from .mom.conversion import STOCK_LM, cut
 from .orders import ENCODER_ORDERS, STOCK_DECODER_ORDER, parse_orders
 from .stock import STOCK_MODEL, fit, from_stock, to_stock
 
@@ -149,15 +150,21 @@ def _checkpoint(
 
 
 def convert(
-    state: dict[str, Any], to: str = "iot", orders: str | None = None, name: str = "the checkpoint"
+    state: dict[str, Any],
+    to: str = "iot",
+    orders: str | None = None,
+    name: str = "the checkpoint",
+    parts: dict[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Converts a checkpoint of the released code, of fairseq's Transformer or of ours.
+    """Converts a checkpoint of the released code, of fairseq's Transformer or of ours, or cuts one
+    of fairseq's Transformer language model.
 
     Args:
         state: as `load` returned it; it may be changed.
-        to: ``iot`` or ``stock``.
+        to: ``iot``, ``stock`` or ``mom``.
         orders: with fairseq's, those of the new model, as --iot-decoder-orders; scf if None.
         name: how to call it in an error.
+        parts: of a language model, how to cut it (see `mom.conversion.cut`).
 
     Raises:
         ValueError: it is none of these, or cannot become what is asked for.
@@ -168,6 +175,15 @@ def convert(
             "--orders must be given with a stock Transformer alone that is to become one of ours, "
             f"but {name} is {KINDS[kind]}"
         )
+    if (kind == "lm") != (to == "mom"):
+        raise ValueError(
+            f"--to mom must be given with {KINDS['lm']}, and that with it alone, but {name} is "
+            f"{KINDS[kind]} and --to is {to}"
+        )
+    if parts and to != "mom":
+        raise ValueError("--mom-bottom, --mom-top and --mom-chunks must be given with --to mom")
+    if to == "mom":
+        return cut(state, **DEFAULT_PARTS | (parts or {}), name=name)
     if kind == to:
         raise ValueError(f"--to must not be {to}: {name} is {KINDS[kind]} already")
     if kind == "stock":
@@ -181,6 +197,12 @@ KINDS = {
     "released": "a checkpoint of the released IOT code",
     "iot": "a checkpoint of iot_transformer",
     "stock": "a stock Transformer",
+    "lm": "a stock Transformer language model",
+    "mom": f"a checkpoint of {MOM}",
+}
+DEFAULT_PARTS = {
+    part: MODEL_REGISTRY[MOM].config_class.__dataclass_fields__[f"mom_{part}"].default
+    for part in ("bottom", "top", "chunks")
 }
 
 
@@ -189,7 +211,8 @@ def _kind(state: dict[str, Any], name: str) -> str:
         key.startswith("encoder.embed_order") for key in state["model"]
     ):
         return "released"
-    kinds = {MODEL_REGISTRY[MODEL]: "iot", MODEL_REGISTRY[STOCK_MODEL]: "stock"}
+    names = {MODEL: "iot", STOCK_MODEL: "stock", STOCK_LM: "lm", MOM: "mom"}
+    kinds = {MODEL_REGISTRY[model]: kind for model, kind in names.items()}
     found = model_class(settings_of(state, name))
     if found not in kinds:
         raise ValueError(
@@ -203,15 +226,16 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="iot-convert",
         description="Converts a checkpoint of the released IOT code, or of fairseq's Transformer, "
-        "into one of iot_fairseq; or one of iot_fairseq with the order scf into one of fairseq's.",
+        "into one of iot_fairseq; or one of iot_fairseq with the order scf into one of fairseq's; "
+        "or cuts fairseq's Transformer language model into a model of modules.",
     )
     parser.add_argument("source", help="checkpoint of any of these; which one, the file tells")
     parser.add_argument("target", help="the checkpoint to write")
     parser.add_argument(
         "--to",
-        choices=("iot", "stock"),
+        choices=("iot", "stock", "mom"),
         default="iot",
-        help="what to write: ours (the default) or fairseq's Transformer",
+        help="what to write: ours (the default), fairseq's Transformer, or a Mixture-of-Modules",
     )
     parser.add_argument(
         "--orders",
@@ -219,6 +243,14 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="decoder orders that a stock Transformer is to start from (default: scf, under which "
         "it computes what it did; any other must be trained first)",
     )
+    for part, default in DEFAULT_PARTS.items():
+        what = "blocks of modules" if part == "chunks" else f"ordinary layers at the {part}"
+        parser.add_argument(
+            f"--mom-{part}",
+            type=int,
+            metavar="N",
+            help=f"with --to mom: {what} (default: {default})",
+        )
     return parser.parse_args(arguments)
 
 
@@ -227,11 +259,15 @@ def convert_main(arguments: list[str] | None = None) -> None:
     args = parse_arguments(arguments)
     with one_line_errors("iot-convert"):
         check_new(args.target)
-        state = convert(load(args.source), args.to, args.orders, args.source)
+        parts = {part: getattr(args, f"mom_{part}") for part in DEFAULT_PARTS}
+        parts = {part: value for part, value in parts.items() if value is not None}
+        state = convert(load(args.source), args.to, args.orders, args.source, parts)
         save(state, args.target)
         settings = settings_of(state, args.target)
     orders = getattr(settings, "iot_decoder_orders", None)
     what = "a stock Transformer" if orders is None else f"orders {orders}"
+    if args.to == "mom":
+        what = f"modules of each kind in {settings.mom_chunks} x {settings.mom_ffns}"
     print(f"{args.target}: {what}, {len(state['model'])} tensors")
     if args.orders is not None and orders != STOCK_DECODER_ORDER:
         print("Nothing was trained under these orders yet: train on by --finetune-from-model")

@@ -1,9 +1,9 @@
-"""Parallel text from Debian's translated package descriptions (DDTP).
+"""Text from Debian's translated package descriptions (DDTP), of two languages or English alone.
 
 Four commands, called in turn by ``prepare-ddtp.sh``:
 
 - ``text`` reads apt's indices, aligns the translations with the English descriptions sentence
-  by sentence and writes ``train``, ``valid`` and ``test``;
+  by sentence and writes ``train``, ``valid`` and ``test``; English alone is a description a line;
 - ``model`` trains a joint sentencepiece BPE on the training set;
 - ``pieces`` cuts all sets into its pieces;
 - ``record`` writes down beside the binarised data how plain text is cut like them.
@@ -118,7 +118,7 @@ def load_descriptions(lists: Path, language: str) -> list[Description]:
     """
     packages: dict[str, set[str]] = defaultdict(set)
     texts: dict[str, dict[str, str]] = {}
-    for code in ("en", language):
+    for code in sides(language):
         indices = find_indices(lists, f"Translation-{code}")
         if not indices:
             raise ValueError(f"{lists}: no index Translation-{code}")
@@ -181,6 +181,16 @@ def choose_split(group: str, size: int, total: int) -> str:
     return "test" if place < TEST_SHARE else "valid"
 
 
+def draw(descriptions: list[Description]) -> dict[str, list[Description]]:
+    """Draws a set for each group of descriptions, large groups aside."""
+    groups = connect(descriptions)
+    sizes = Counter(groups)
+    drawn: dict[str, list[Description]] = {split: [] for split in SPLITS}
+    for description, group in zip(descriptions, groups, strict=True):
+        drawn[choose_split(group, sizes[group], len(groups))].append(description)
+    return drawn
+
+
 def build(descriptions: list[Description]) -> dict[str, list[Pair]]:
     """Aligns, cleans and splits a collection of descriptions.
 
@@ -188,11 +198,7 @@ def build(descriptions: list[Description]) -> dict[str, list[Pair]]:
         The pairs of each set. No English sentence comes twice, in one set or in two, and no
         foreign sentence of one set stands in another (case and digits folded).
     """
-    groups = connect(descriptions)
-    sizes = Counter(groups)
-    drawn: dict[str, list[Description]] = {split: [] for split in SPLITS}
-    for description, group in zip(descriptions, groups, strict=True):
-        drawn[choose_split(group, sizes[group], len(groups))].append(description)
+    drawn = draw(descriptions)
     english_seen: set[str] = set()
     foreign_seen: set[str] = set()
     sets: dict[str, list[Pair]] = {}
@@ -221,8 +227,17 @@ def write_text(lists: Path, language: str, out: Path) -> None:
         raise ValueError(f"too little text is translated into '{language}' (pairs: {counts})")
     for split, pairs in sets.items():
         for side, code in enumerate((language, "en")):
-            text = "".join(pair[side] + "\n" for pair in pairs)
-            (out / f"{split}.{code}").write_text(text, encoding="utf-8", newline="\n")
+            write_lines(out / f"{split}.{code}", (pair[side] for pair in pairs))
+
+
+def sides(language: str) -> tuple[str, ...]:
+    """The languages of the text; of English there is no other."""
+    return tuple(dict.fromkeys((language, "en")))
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Writes lines that end with newlines only."""
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
 
 
 def read_lines(path: Path) -> list[str]:
@@ -239,7 +254,7 @@ def train_model(text: Path, language: str, size: int, out: Path) -> None:
     import sentencepiece
 
     # Given as lines, not as files: the model then holds no path and is the same everywhere.
-    lines = chain(*(read_lines(text / f"train.{code}") for code in (language, "en")))
+    lines = chain(*(read_lines(text / f"train.{code}") for code in sides(language)))
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -261,10 +276,9 @@ def write_pieces(text: Path, language: str, model: Path, out: Path) -> None:
     import sentencepiece
 
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    for name in (f"{split}.{code}" for split in SPLITS for code in (language, "en")):
+    for name in (f"{split}.{code}" for split in SPLITS for code in sides(language)):
         encoded = processor.encode(read_lines(text / name), out_type=str)
-        pieces = (" ".join(line) + "\n" for line in encoded)
-        (out / name).write_text("".join(pieces), encoding="utf-8", newline="\n")
+        write_lines(out / name, map(" ".join, encoded))
 
 
 def write_record(pair: str, model: Path, out: Path) -> None:
@@ -296,10 +310,16 @@ def main(arguments: list[str] | None = None) -> None:
     for command in (text, model, pieces, record):
         command.add_argument("--out", type=Path, required=True, help="where to write")
     for command in (text, model, pieces):
-        command.add_argument("--language", required=True, help="code of the foreign side")
+        command.add_argument(
+            "--language", required=True, help="the foreign side, or en: English alone"
+        )
     args = parser.parse_args(arguments)
     try:
-        if args.command == "text":
+        if args.command == "text" and args.language == "en":
+            import ddtp_mono  # it imports us
+
+            ddtp_mono.write_text(args.lists, args.out)
+        elif args.command == "text":
             write_text(args.lists, args.language, args.out)
         elif args.command == "model":
             train_model(args.text, args.language, args.vocab, args.out)

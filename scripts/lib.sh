@@ -16,6 +16,8 @@
 #     binarise SRC TGT TEXT BIN [separate]
 #                              fairseq-preprocess with a joined dictionary, or two; then calls
 #     record_text BIN          of the script's own: writes into BIN how its text was cut
+#     binarise_mono TRAIN VALID TEST BIN [FLAG...]
+#                              the same for a language model
 
 ROOT="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
@@ -111,6 +113,17 @@ binarise() {
         --source-lang "$source" --target-lang "$target" "${dictionary[@]}" \
         --trainpref "$text/train" --validpref "$text/valid" --testpref "$text/test" \
         --destdir "$bin.tmp"
+    record_text "$bin.tmp"
+    mv "$bin.tmp" "$bin"
+}
+
+# Of three files; FLAGs are fairseq-preprocess's.
+binarise_mono() {
+    local train="$1" valid="$2" test="$3" bin="$4"
+    shift 4
+    rm -rf "$bin.tmp" "$bin"
+    run_quietly "$STEPS/preprocess.log" "$PYTHON" -m fairseq_cli.preprocess --only-source \
+        --trainpref "$train" --validpref "$valid" --testpref "$test" --destdir "$bin.tmp" "$@"
     record_text "$bin.tmp"
     mv "$bin.tmp" "$bin"
 }

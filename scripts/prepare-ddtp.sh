@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Builds a parallel corpus of English and another language from Debian's translated package
-# descriptions, cut into sentencepieces and binarised for fairseq.
+# Builds a parallel corpus of English and another language, or one of English alone, from Debian's
+# translated package descriptions, cut into sentencepieces and binarised for fairseq.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
     cat <<'TEXT'
 usage: scripts/prepare-ddtp.sh [options] PAIR [OUT]
+       scripts/prepare-ddtp.sh [options] --mono en [OUT]
 
 Fetches Debian's package descriptions in English and in another language LANG (de,
 fr, ja, pt_BR, ...) with apt, as an ordinary user and in a folder of its own. PAIR
@@ -17,6 +18,9 @@ of this project unless given):
   spm.model             joint sentencepiece BPE, trained on the training set
   bin/                  the same text for fairseq, in PAIR's direction, joined dictionary
   work/                 indices, pieces and logs
+
+With --mono en there is English alone, for language models: train.en has a description
+a line, bin/ is without a pair and has spm.model too, OUT is data/ddtp-en unless given.
 
 options:
   --vocab N     pieces of the joint vocabulary (default 6000)
@@ -33,13 +37,18 @@ TEXT
 
 vocab=""
 given_lists=""
+mono=""
 names=()
 while (($#)); do
     case "$1" in
         -h | --help) usage && exit 0 ;;
-        --vocab | --lists)
+        --vocab | --lists | --mono)
             (($# > 1)) || die "$1 needs a value"
-            if [[ "$1" == --vocab ]]; then vocab="$2"; else given_lists="$2"; fi
+            case "$1" in
+                --vocab) vocab="$2" ;;
+                --lists) given_lists="$2" ;;
+                --mono) mono="$2" ;;
+            esac
             shift
             ;;
         -*) die "unknown option $1 (see --help)" ;;
@@ -47,14 +56,20 @@ while (($#)); do
     esac
     shift
 done
-((${#names[@]} == 1 || ${#names[@]} == 2)) || die "give PAIR and perhaps OUT (see --help)"
-pair="${names[0]}"
-[[ "$pair" == *-* ]] || pair="$pair-en"
-language="${pair#en-}"
-[[ "$language" != "$pair" ]] || language="${pair%-en}"
-[[ "$language" =~ ^[a-z]{2,3}(_[A-Z]{2})?$ && "$language" != en ]] ||
-    die "PAIR must be LANG, LANG-en or en-LANG, where LANG is a language code such as de or pt_BR, but" \
-        "is '${names[0]}'"
+if [[ -n "$mono" ]]; then
+    [[ "$mono" == en ]] || die "--mono must be en, but is '$mono'"
+    ((${#names[@]} <= 1)) || die "give --mono en and perhaps OUT (see --help)"
+    pair=en language=en names=(en "${names[@]}")
+else
+    ((${#names[@]} == 1 || ${#names[@]} == 2)) || die "give PAIR and perhaps OUT (see --help)"
+    pair="${names[0]}"
+    [[ "$pair" == *-* ]] || pair="$pair-en"
+    language="${pair#en-}"
+    [[ "$language" != "$pair" ]] || language="${pair%-en}"
+    [[ "$language" =~ ^[a-z]{2,3}(_[A-Z]{2})?$ && "$language" != en ]] ||
+        die "PAIR must be LANG, LANG-en or en-LANG, where LANG is a language code such as de or pt_BR, but" \
+            "is '${names[0]}'"
+fi
 if is_smoke; then
     vocab="${vocab:-120}"
     out="${names[1]:-$ROOT/data/smoke/ddtp-$pair}"
@@ -75,7 +90,11 @@ lock_folder "$work"
 
 ddtp() { "$PYTHON" "$ROOT/scripts/ddtp.py" "$@" --language "$language"; }
 record_text() {
-    "$PYTHON" "$ROOT/scripts/ddtp.py" record --pair "$pair" --model "$out/spm.model" --out "$1"
+    if [[ -n "$mono" ]]; then
+        cp "$out/spm.model" "$1/"
+    else
+        "$PYTHON" "$ROOT/scripts/ddtp.py" record --pair "$pair" --model "$out/spm.model" --out "$1"
+    fi
 }
 
 # Takes apt's indices into a folder of our own. The first line of the configuration
@@ -155,12 +174,23 @@ else
     lists_key=apt
     step lists "apt $language" "$lists" -- fetch_lists
 fi
-step text "$lists_key $language" "$out"/{train,valid,test}.{"$language",en} -- write_text
+files=("$out"/{train,valid,test}.en)
+[[ -n "$mono" ]] || files+=("$out"/{train,valid,test}."$language")
+step text "$lists_key $language" "${files[@]}" -- write_text
 step model "vocab $vocab" "$out/spm.model" -- train_model
 step pieces "vocab $vocab" "$work/pieces" -- write_pieces
-step bin "vocab $vocab${pair#"$language-en"}, record" "$out/bin" -- binarise "${pair%-*}" "${pair#*-}" "$work/pieces" "$out/bin"
+if [[ -n "$mono" ]]; then
+    step bin "vocab $vocab" "$out/bin" -- binarise_mono "$work"/pieces/{train,valid,test}.en "$out/bin"
+else
+    step bin "vocab $vocab${pair#"$language-en"}, record" "$out/bin" -- binarise "${pair%-*}" "${pair#*-}" "$work/pieces" "$out/bin"
+fi
 
 for split in train valid test; do
-    say "$split: $(wc -l <"$out/$split.en") pairs $pair"
+    number="$(wc -l <"$out/$split.en")"
+    if [[ -n "$mono" ]]; then
+        say "$split: $number descriptions, $(wc -w <"$work/pieces/$split.en") pieces"
+    else
+        say "$split: $number pairs $pair"
+    fi
 done
 say "fairseq data: $out/bin"

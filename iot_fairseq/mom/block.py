@@ -14,7 +14,7 @@ from torch import BoolTensor, Tensor, nn
 
 from .attention import Seats, attend, split_heads
 from .pool import Dispatch, GroupedLinear, GroupedNorm
-from .routing import Route, build_router, choose
+from .routing import Route, build_router, choose, take_one
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,8 @@ class BlockConfig:
         router, temperature, scores: see `routing`.
         weighted_qkv: the scores weigh queries, keys and values too, not the output alone.
         skipped_keys: see `attention`.
+        identity: round h takes module h of each kind, whole, whatever the routers say.
+        dropped_attentions, dropped_ffns: modules that nobody may take.
         dropout, attention_dropout, activation_dropout: probabilities.
         activation: fairseq's name.
     """
@@ -47,6 +49,9 @@ class BlockConfig:
     scores: str = "probability"
     weighted_qkv: bool = False
     skipped_keys: str = "zero"
+    identity: bool = False
+    dropped_attentions: tuple[int, ...] = ()
+    dropped_ffns: tuple[int, ...] = ()
     dropout: float = 0.0
     attention_dropout: float = 0.0
     activation_dropout: float = 0.0
@@ -107,6 +112,14 @@ class ModuleBlock(nn.Module):
         self.ffn_router = build_router(cfg.router, cfg.width, cfg.ffns + slots)
         self.attention, self.ffn = AttentionPool(cfg), FeedForwardPool(cfg)
         self.dropout = FairseqDropout(cfg.dropout)
+        self.lacks_routers = False
+        for kind, modules, dropped in (
+            ("attention", cfg.attentions, cfg.dropped_attentions),
+            ("ffn", cfg.ffns, cfg.dropped_ffns),
+        ):
+            mask = torch.zeros(modules + slots, dtype=torch.bool)
+            mask[list(dropped)] = True
+            self.register_buffer(f"dropped_{kind}", mask if dropped else None, persistent=False)
 
     def forward(
         self, x: Tensor, real: BoolTensor, incremental_state: dict | None = None
@@ -119,27 +132,41 @@ class ModuleBlock(nn.Module):
 
         Returns:
             `x` after the rounds, and the routes of attention and feed-forward of each round.
+
+        Raises:
+            ValueError: the checkpoint held no routers, and none were trained since.
         """
+        if self.training:
+            self.lacks_routers = False
+        elif self.lacks_routers and not self.cfg.identity:
+            raise ValueError(
+                "the checkpoint holds no routers (it is a language model that was cut): train it "
+                "first, or set mom_identity"
+            )
         tokens, routes = x[real], []
         attention_state = ffn_state = None
         for number in range(self.cfg.rounds):
             to_attention, attention_state = self._route(
-                self.attention_router, tokens, attention_state
+                "attention", number, tokens, attention_state
             )
             attended = self._attend(tokens, to_attention, real, number, incremental_state)
             tokens = tokens + self.dropout(attended)
-            to_ffn, ffn_state = self._route(self.ffn_router, tokens, ffn_state)
-            dispatch = Dispatch(to_ffn, self.cfg.ffns)
+            to_ffn, ffn_state = self._route("ffn", number, tokens, ffn_state)
+            dispatch = Dispatch(to_ffn)
             tokens = tokens + self.dropout(self.ffn(tokens, dispatch))
             routes.append((to_attention, to_ffn))
         return x.masked_scatter(real.unsqueeze(2), tokens), routes
 
     def _route(
-        self, router: nn.Module, tokens: Tensor, state: Tensor | None
+        self, kind: str, number: int, tokens: Tensor, state: Tensor | None
     ) -> tuple[Route, Tensor | None]:
-        logits, state = router(tokens, state)
         cfg = self.cfg
-        return choose(logits, cfg.choices, cfg.temperature, cfg.scores), state
+        modules = cfg.attentions if kind == "attention" else cfg.ffns
+        if cfg.identity:
+            return take_one(tokens, modules, number), None
+        logits, state = getattr(self, f"{kind}_router")(tokens, state)
+        dropped = getattr(self, f"dropped_{kind}")
+        return choose(logits, modules, cfg.choices, cfg.temperature, cfg.scores, dropped), state
 
     def _attend(
         self,
@@ -149,9 +176,9 @@ class ModuleBlock(nn.Module):
         number: int,
         incremental_state: dict | None,
     ) -> Tensor:
-        dispatch = Dispatch(route, self.cfg.attentions)
+        dispatch = Dispatch(route)
         qkv = self.attention.project(tokens, dispatch)
-        active = (route.slots < self.cfg.attentions).any(dim=1)
+        active = (route.slots < route.modules).any(dim=1)
         if incremental_state is not None:
             attended = self._attend_to_past(qkv, active, number, incremental_state)
         else:
@@ -178,6 +205,15 @@ class ModuleBlock(nn.Module):
             mask = mask | ~active[:, None, None, None]
         out = F.scaled_dot_product_attention(q, k, v, mask)
         return out.squeeze(2).flatten(1)
+
+    def upgrade_state_dict_named(self, state_dict: dict[str, Tensor], name: str) -> None:
+        """As fairseq calls it before it loads weights: where there are no routers, fresh ones are
+        trained."""
+        self.lacks_routers = not any(key.startswith(f"{name}.ffn_router.") for key in state_dict)
+        if self.lacks_routers:
+            for kind in ("attention_router", "ffn_router"):
+                for key, value in getattr(self, kind).state_dict().items():
+                    state_dict[f"{name}.{kind}.{key}"] = value.clone()
 
     def reorder_incremental_state(self, incremental_state: dict, new_order: Tensor) -> None:
         """As fairseq's beam search asks it: rows of the memory follow their hypotheses."""

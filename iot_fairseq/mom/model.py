@@ -6,6 +6,7 @@ ordinary layers; the final LayerNorm. Ordinary layers are fairseq's own, always 
 
 from argparse import Namespace
 from dataclasses import dataclass, field
+from typing import Optional
 
 import torch
 from fairseq.dataclass import ChoiceEnum
@@ -63,6 +64,23 @@ class MomConfig(TransformerLanguageModelConfig):
             "(the paper's), or absent"
         },
     )
+    mom_identity: bool = field(
+        default=False,
+        metadata={
+            "help": "decoding: round h takes module h of each kind, whole: what a model that was "
+            "cut computed before; by --model-overrides \"{'mom_identity': True}\""
+        },
+    )
+    mom_drop_attentions: Optional[str] = field(  # noqa: UP045  (argparse cannot call X | None)
+        default=None,
+        metadata={
+            "help": "decoding: attention modules that no token may take, BLOCK:MODULE,..., counted "
+            "from 0; by --model-overrides \"{'mom_drop_attentions': '0:3,0:5'}\""
+        },
+    )
+    mom_drop_ffns: Optional[str] = field(  # noqa: UP045  (argparse cannot call X | None)
+        default=None, metadata={"help": "decoding: the same of feed-forward modules"}
+    )
 
 
 class MomDecoder(TransformerDecoder):
@@ -77,7 +95,8 @@ class MomDecoder(TransformerDecoder):
     def __init__(self, args: Namespace, dictionary, embed_tokens: nn.Embedding) -> None:
         super().__init__(args, dictionary, embed_tokens, no_encoder_attn=True)
         for number in range(args.mom_chunks):
-            self.layers.insert(args.mom_bottom + 2 * number, ModuleBlock(block_config(args)))
+            block = ModuleBlock(block_config(args, number))
+            self.layers.insert(args.mom_bottom + 2 * number, block)
         self.num_layers = len(self.layers)
 
     def extract_features(
@@ -123,8 +142,8 @@ class MomDecoder(TransformerDecoder):
         return x, {"attn": [None], "inner_states": None, "routes": routes}
 
 
-def block_config(args: Namespace) -> BlockConfig:
-    """What the settings of a model say of its blocks."""
+def block_config(args: Namespace, number: int) -> BlockConfig:
+    """What the settings of a model say of one of its blocks."""
     return BlockConfig(
         width=args.decoder_embed_dim,
         ffn=args.decoder_ffn_embed_dim,
@@ -139,6 +158,9 @@ def block_config(args: Namespace) -> BlockConfig:
         scores=str(args.mom_scores),
         weighted_qkv=args.mom_weighted_qkv,
         skipped_keys=str(args.mom_skipped_keys),
+        identity=args.mom_identity,
+        dropped_attentions=parse_dropped(args, "attentions")[number],
+        dropped_ffns=parse_dropped(args, "ffns")[number],
         dropout=args.dropout,
         attention_dropout=args.attention_dropout,
         activation_dropout=args.activation_dropout,
@@ -149,6 +171,8 @@ def block_config(args: Namespace) -> BlockConfig:
 @register_model("mom_transformer_lm", dataclass=MomConfig)
 class MomTransformerLanguageModel(TransformerLanguageModel):
     """The model."""
+
+    config_class = MomConfig
 
     @classmethod
     def build_model(cls, args: Namespace, task) -> "MomTransformerLanguageModel":
@@ -193,6 +217,13 @@ def check(args: Namespace) -> None:
             raise ValueError(
                 f"--mom-choices must be at most --mom-{name} {modules}, but is {args.mom_choices}"
             )
+    for kind in ("attentions", "ffns"):
+        if args.mom_identity and args.mom_rounds > getattr(args, f"mom_{kind}"):
+            raise ValueError(
+                f"--mom-identity must be given with --mom-{kind} {args.mom_rounds} at least, one "
+                f"for each round, but there are {getattr(args, f'mom_{kind}')}"
+            )
+        parse_dropped(args, kind)
     for name in ("decoder_embed_dim", "decoder_ffn_embed_dim"):
         # what torch's grouped product asks for, in 16 bit
         if getattr(args, name) % 8:
@@ -202,6 +233,42 @@ def check(args: Namespace) -> None:
     for name in UNSUPPORTED:
         if getattr(args, name, None):
             raise ValueError(f"--{name.replace('_', '-')} must not be given to mom_transformer_lm")
+
+
+def parse_dropped(args: Namespace, kind: str) -> list[tuple[int, ...]]:
+    """The modules that are dropped of each block.
+
+    Args:
+        args: settings.
+        kind: ``attentions`` or ``ffns``.
+
+    Raises:
+        ValueError: there is no such module, or those that are left are fewer than a token takes.
+    """
+    option, modules = f"--mom-drop-{kind}", getattr(args, f"mom_{kind}")
+    text = getattr(args, f"mom_drop_{kind}", None) or ""
+    dropped: list[set[int]] = [set() for _ in range(args.mom_chunks)]
+    for word in filter(None, str(text).split(",")):
+        block, _, module = word.partition(":")
+        numbers = (block.strip(), module.strip())
+        if not all(number.isdecimal() for number in numbers) or not (
+            int(block) < args.mom_chunks and int(module) < modules
+        ):
+            raise ValueError(
+                f"{option} must name modules BLOCK:MODULE,... from 0:0 to "
+                f"{args.mom_chunks - 1}:{modules - 1}, but has {word!r}"
+            )
+        dropped[int(block)].add(int(module))
+    slots = modules + (not args.mom_no_skip)
+    for number, gone in enumerate(dropped):
+        if slots - len(gone) < args.mom_choices:
+            raise ValueError(
+                f"{option} must leave {args.mom_choices} at least to take in each block "
+                f"(--mom-choices), but leaves {slots - len(gone)} in block {number}"
+            )
+        if args.mom_identity and gone:
+            raise ValueError(f"{option} must not be given with mom_identity, which takes them all")
+    return [tuple(sorted(gone)) for gone in dropped]
 
 
 def _register(name: str, width: int, heads: int, chunks: int, modules: int) -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .routing import Route
+from .routing import Route, count
 
 
 class Dispatch:
@@ -15,7 +15,6 @@ class Dispatch:
 
     Args:
         route: what tokens take.
-        modules: M.
 
     Attributes:
         tokens, modules: `(P,)`, numbers.
@@ -23,15 +22,15 @@ class Dispatch:
         ends: `(M,)`, int32: where each module's pairs end.
     """
 
-    def __init__(self, route: Route, modules: int) -> None:
+    def __init__(self, route: Route) -> None:
         slots = route.slots.flatten()
         by_module = torch.argsort(slots, stable=True)
         # SKIP is the last slot: its pairs are cut off
-        kept = by_module[: int((slots < modules).sum())]
+        kept = by_module[: int((slots < route.modules).sum())]
         self.modules = slots[kept]
         self.tokens = kept // route.slots.size(1)
         self.scores = route.scores.flatten()[kept]
-        self.ends = torch.bincount(self.modules, minlength=modules).cumsum(0).to(torch.int32)
+        self.ends = count(self.modules, route.modules).cumsum(0).to(torch.int32)
         self.num_tokens = len(route.slots)
 
     def gather(self, x: Tensor) -> Tensor:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from torch import LongTensor, Tensor, nn
+from torch import BoolTensor, LongTensor, Tensor, nn
 
 HIDDEN = 256
 ROUTERS = ("mlp", "gru")
-SCORES = ("probability", "normalized")
+SCORES = ("probability", "normalized", "straight-through")
 
 
 class MlpRouter(nn.Module):
@@ -66,24 +66,55 @@ class Route:
         probabilities: `(N, R)`, float32.
         slots: `(N, K)`, the likeliest first.
         scores: `(N, K)`, how much of each.
+        modules: M; a slot of this number is SKIP.
     """
 
     probabilities: Tensor
     slots: LongTensor
     scores: Tensor
+    modules: int
 
 
-def choose(logits: Tensor, choices: int, temperature: float, scores: str) -> Route:
+def choose(
+    logits: Tensor,
+    modules: int,
+    choices: int,
+    temperature: float,
+    scores: str,
+    dropped: BoolTensor | None = None,
+) -> Route:
     """Takes the `choices` likeliest slots of each token.
 
     Args:
         logits: `(N, R)`.
+        modules: M.
         choices: K.
         temperature: of the softmax.
-        scores: of `SCORES`: the slots' probabilities as they are, or divided by their sum.
+        scores: of `SCORES`: the slots' probabilities as they are, or divided by their sum, or the
+            latter in value with the gradient of the former.
+        dropped: `(R,)`, slots that nobody may take.
     """
+    if dropped is not None:
+        logits = logits.masked_fill(dropped, -torch.inf)
     probabilities = torch.softmax(logits.float() / temperature, dim=-1)
     taken, slots = probabilities.topk(choices, dim=-1)
-    if scores == "normalized":
-        taken = taken / taken.sum(dim=-1, keepdim=True)
-    return Route(probabilities, slots, taken)
+    if scores == "probability":
+        return Route(probabilities, slots, taken, modules)
+    normalized = taken / taken.sum(dim=-1, keepdim=True)
+    if scores == "straight-through":
+        normalized = taken + (normalized - taken).detach()
+    return Route(probabilities, slots, normalized, modules)
+
+
+def take_one(tokens: Tensor, modules: int, module: int) -> Route:
+    """All tokens `(N, C)` take the same one of M modules, whole; R is M here."""
+    ones = tokens.new_ones(len(tokens), 1, dtype=torch.float)
+    taken = ones.new_full(ones.shape, module, dtype=torch.long)
+    probabilities = ones.new_zeros(len(tokens), modules).scatter(1, taken, ones)
+    return Route(probabilities, taken, ones, modules)
+
+
+def count(slots: LongTensor, number: int) -> Tensor:
+    """How often each of so many slots is taken, `(number,)`; without waiting for the device."""
+    ones = torch.ones(slots.numel(), device=slots.device)
+    return ones.new_zeros(number).index_add(0, slots.flatten(), ones)

@@ -280,7 +280,8 @@ def test_an_order_of_the_encoder_is_refused(saved):
             lambda s: vars(s["cfg"]["model"]).update(arch="lstm", _name="lstm"),
             [],
             "PATH must be a checkpoint of the released IOT code, or a checkpoint of iot_transformer"
-            ", or a stock Transformer, but is of a LSTMModel",
+            ", or a stock Transformer, or a stock Transformer language model, or a checkpoint of "
+            "mom_transformer_lm, but is of a LSTMModel",
         ),
         (
             "transformer",
